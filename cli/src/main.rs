@@ -1,0 +1,2 @@
+//! The `raccl` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Collective communications for small clusters of strong machines.

@@ -1,0 +1,1 @@
+//! The C ABI of RDMA verbs, loaded at run time.
