@@ -1,1 +1,12 @@
 //! Collective communications for small clusters of strong machines.
+#![allow(dead_code, unused_imports)]
+
+mod bootstrap;
+mod error;
+mod link;
+mod plan;
+mod reduce;
+
+pub use error::{Cause, Error, Result};
+pub use link::LinkKind;
+pub use plan::Algorithm;

@@ -1,0 +1,158 @@
+//! Algorithms as data: what each rank sends, receives and folds, and in which order.
+//!
+//! A plan is made by a pure function of [`Shape`] and knows nothing of memory, I/O or time. The engine runs it over any
+//! link; the verifier proves it; the simulator predicts its time.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::reduce::Repr;
+
+/// What a plan is made for. Two ranks of one group differ only in `rank`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// The operation, with its root and lengths.
+    pub(crate) collective: Collective,
+    /// This rank within the communicator.
+    pub(crate) rank: usize,
+    /// Number of ranks, at least 1.
+    pub(crate) size: usize,
+    /// True when `Output` and `Input` are the same memory (see [`Buffer`]).
+    pub(crate) in_place: bool,
+    /// Bytes of an element as the user has it.
+    pub(crate) raw_size: usize,
+    /// Bytes of an element as partial results have it (f16 and bf16: 4; all others: `raw_size`).
+    pub(crate) acc_size: usize,
+}
+
+/// The collective operations, with lengths in elements.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Collective {
+    /// Nobody leaves before everybody has entered.
+    Barrier,
+    /// Input and Output hold `count` elements on every rank.
+    AllReduce { count: usize },
+    /// Input holds `counts[rank]`, Output all parts one after the other.
+    AllGather { counts: Vec<usize> },
+    /// Input holds all parts one after the other, Output `counts[rank]`.
+    ReduceScatter { counts: Vec<usize> },
+    /// Always in place: Output holds `count` elements; the root's are the source.
+    Broadcast { root: usize, count: usize },
+}
+
+/// What one rank does in one operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Which algorithm made it.
+    pub(crate) algorithm: Algorithm,
+    /// The steps. Dependencies point to earlier steps only. Messages from one rank to another are matched by the order of
+    /// the send steps on one side and of the receiving steps on the other.
+    pub(crate) steps: Vec<Step>,
+    /// Scratch buffers that the engine provides, uninitialised.
+    pub(crate) scratch: Vec<Scratch>,
+    /// Bytes (of the raw representation) that a step moves at a time: a message carries at most this much, a fold waits for
+    /// this much. Affects speed only, never the result.
+    pub(crate) chunk: usize,
+}
+
+/// One step and what it waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) action: Action,
+    pub(crate) after: Vec<After>,
+}
+
+/// A dependency on an earlier step of the same rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Starts when that step is complete.
+    Whole(usize),
+    /// Element k (counted through the ranges of the span) may be touched when that step is done with element k. Both steps
+    /// have the same number of elements.
+    Stream(usize),
+}
+
+/// What a step does. A fold's leaves and `into`, and a copy's two spans, have the same number of elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Push a span to a peer. Done with an element when the link no longer needs the memory. An empty span still sends one
+    /// (empty) message.
+    Send { to: usize, from: Span },
+    /// Place the peer's next stream of messages. It can only arrive after the peer's matching send, so a plan need not order
+    /// a receive after a local read of the same memory when the peer's send depends on what was read.
+    Recv { from: usize, into: Span },
+    /// Fold one stream of messages of each `Leaf::Peer` with the local spans, in the canonical tree over the leaves in the
+    /// order given, into a span. `finish`: this is the final value (Avg divides by the communicator's size, then rounds).
+    /// Received elements are kept by the engine until folded, they need no scratch. `into` may be exactly one of the local
+    /// spans.
+    RecvFold { leaves: Vec<Leaf>, into: Span, finish: bool },
+    /// The same without peers.
+    Fold { leaves: Vec<Span>, into: Span, finish: bool },
+    /// Copy between spans of equal representation that do not overlap.
+    Copy { from: Span, into: Span },
+}
+
+/// One operand of a fold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Leaf {
+    /// What the peer sends, in the representation it sends.
+    Peer { rank: usize, repr: Repr },
+    /// Local memory.
+    Local(Span),
+}
+
+/// Elements of a buffer. All ranges are in elements of `repr`, non-empty unless the span is empty, in increasing order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) buffer: Buffer,
+    pub(crate) repr: Repr,
+    pub(crate) ranges: Vec<Range<usize>>,
+}
+
+/// The buffers that a span may name.
+///
+/// With `in_place` the two user buffers are one: all-reduce: `Output` is `Input`; all-gather: `Input` is this rank's part of
+/// `Output`; reduce-scatter: `Output` is this rank's part of `Input` (the rest of `Input` may be overwritten);
+/// broadcast has only `Output`. Both are always `Repr::Raw`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Buffer {
+    Input,
+    Output,
+    /// Index into [`Plan::scratch`].
+    Scratch(usize),
+}
+
+/// A scratch buffer: `len` elements of `repr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scratch {
+    pub(crate) repr: Repr,
+    pub(crate) len: usize,
+}
+
+/// The algorithms, by the names that `RACCL_ALGORITHM` and `explain` use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Nothing to exchange: a group of one.
+    Local,
+    /// Everyone sends everything to everyone and folds locally.
+    OneShot,
+    /// Direct reduce-scatter, then direct all-gather.
+    TwoShot,
+    /// Around a ring in one direction.
+    Ring,
+    /// Around a ring in both directions at once.
+    BidirectionalRing,
+    /// Exchange with partners at doubling distance.
+    RecursiveDoubling,
+    /// Recursive halving, then recursive doubling (Rabenseifner).
+    RecursiveHalving,
+    /// Flags to ranks at doubling distance (barrier).
+    Dissemination,
+    /// A binomial tree from the root.
+    Binomial,
+    /// A chain from the root, pipelined in chunks.
+    Chain,
+    /// Directly from or to every rank.
+    Direct,
+}
