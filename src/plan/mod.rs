@@ -2,11 +2,45 @@
 //!
 //! A plan is made by a pure function of [`Shape`] and knows nothing of memory, I/O or time. The engine runs it over any
 //! link; the verifier proves it; the simulator predicts its time.
+//!
+//! One file per algorithm turns a shape into [`Steps`]; [`make`] is the door to them all, [`choose`] picks one.
 #![forbid(unsafe_code)]
+
+mod binomial;
+mod direct;
+mod dissemination;
+mod one_shot;
+mod parts;
+mod select;
+mod steps;
+mod two_shot;
 
 use std::ops::Range;
 
 use crate::reduce::Repr;
+
+pub(crate) use select::{Choice, Reason, Tuning, choose};
+
+use steps::Steps;
+
+/// Bytes that a step moves at a time when the tuning says nothing else.
+pub(crate) const DEFAULT_CHUNK: usize = 128 << 10;
+
+/// The plan of `shape.rank` by the given algorithm; `None` when the algorithm cannot do what is asked for.
+pub(crate) fn make(shape: &Shape, algorithm: Algorithm) -> Option<Plan> {
+    assert!(shape.rank < shape.size, "rank {} of {}", shape.rank, shape.size);
+    let steps = match algorithm {
+        Algorithm::Local => direct::local(shape),
+        _ if shape.size == 1 => None,
+        Algorithm::OneShot => one_shot::make(shape),
+        Algorithm::TwoShot => two_shot::make(shape),
+        Algorithm::Dissemination => dissemination::make(shape),
+        Algorithm::Binomial => binomial::make(shape),
+        Algorithm::Direct => direct::make(shape),
+        _ => None,
+    }?;
+    Some(steps.into_plan(algorithm))
+}
 
 /// What a plan is made for. Two ranks of one group differ only in `rank`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

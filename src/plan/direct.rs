@@ -1,0 +1,75 @@
+//! Directly from or to every rank, in one message time.
+//!
+//! All-gather and reduce-scatter this way move the fewest bytes there can be and copy nothing but this rank's own part. For
+//! broadcast the root sends everything p - 1 times, which pays for few ranks or small messages.
+#![forbid(unsafe_code)]
+
+use super::{Collective, Shape, Span, parts::part_of, steps::Steps};
+
+pub(super) fn make(shape: &Shape) -> Option<Steps> {
+    match &shape.collective {
+        Collective::AllGather { counts } => Some(all_gather(shape, counts)),
+        Collective::ReduceScatter { counts } => Some(reduce_scatter(shape, counts)),
+        Collective::Broadcast { root, count } => Some(broadcast(shape, *root, *count)),
+        Collective::Barrier | Collective::AllReduce { .. } => None,
+    }
+}
+
+/// A group of one: the result is the input.
+pub(super) fn local(shape: &Shape) -> Option<Steps> {
+    if shape.size > 1 {
+        return None;
+    }
+    let count = match &shape.collective {
+        Collective::Barrier | Collective::Broadcast { .. } => 0,
+        Collective::AllReduce { count } => *count,
+        Collective::AllGather { counts } | Collective::ReduceScatter { counts } => counts[0],
+    };
+    let mut steps = Steps::new();
+    if count > 0 && !shape.in_place {
+        steps.copy(Span::input(0..count), Span::output(0..count), vec![]);
+    }
+    Some(steps)
+}
+
+fn all_gather(shape: &Shape, counts: &[usize]) -> Steps {
+    let own = Span::input(0..counts[shape.rank]);
+    let mut steps = Steps::new();
+    for peer in shape.following() {
+        steps.send(peer, own.clone(), vec![]);
+    }
+    for peer in shape.preceding() {
+        steps.recv(peer, Span::output(part_of(counts, peer)), vec![]);
+    }
+    place_own_part(&mut steps, shape, counts);
+    steps
+}
+
+/// An all-gather's copy of this rank's own part into the output.
+pub(super) fn place_own_part(steps: &mut Steps, shape: &Shape, counts: &[usize]) {
+    if !shape.in_place && counts[shape.rank] > 0 {
+        steps.copy(Span::input(0..counts[shape.rank]), Span::output(part_of(counts, shape.rank)), vec![]);
+    }
+}
+
+fn reduce_scatter(shape: &Shape, counts: &[usize]) -> Steps {
+    let own = Span::input(part_of(counts, shape.rank));
+    let mut steps = Steps::new();
+    for peer in shape.following() {
+        steps.send(peer, Span::input(part_of(counts, peer)), vec![]);
+    }
+    steps.recv_fold(shape.raw_leaves(own), Span::output(0..counts[shape.rank]), true, vec![]);
+    steps
+}
+
+fn broadcast(shape: &Shape, root: usize, count: usize) -> Steps {
+    let mut steps = Steps::new();
+    if shape.rank == root {
+        for peer in shape.following() {
+            steps.send(peer, Span::output(0..count), vec![]);
+        }
+    } else {
+        steps.recv(root, Span::output(0..count), vec![]);
+    }
+    steps
+}

@@ -1,0 +1,110 @@
+//! What the algorithms write their plans with.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use super::{Action, After, Algorithm, Buffer, DEFAULT_CHUNK, Leaf, Plan, Scratch, Shape, Span, Step};
+use crate::reduce::Repr;
+
+/// The steps of one rank while an algorithm writes them down. Each method returns the index of the step for `After`.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    list: Vec<Step>,
+    scratch: Vec<Scratch>,
+}
+
+impl Steps {
+    pub(super) fn new() -> Steps {
+        Steps::default()
+    }
+
+    pub(super) fn send(&mut self, to: usize, from: Span, after: Vec<After>) -> usize {
+        self.push(Action::Send { to, from }, after)
+    }
+
+    pub(super) fn recv(&mut self, from: usize, into: Span, after: Vec<After>) -> usize {
+        self.push(Action::Recv { from, into }, after)
+    }
+
+    pub(super) fn recv_fold(
+        &mut self,
+        leaves: Vec<Leaf>,
+        into: Span,
+        finish: bool,
+        after: Vec<After>,
+    ) -> usize {
+        self.push(Action::RecvFold { leaves, into, finish }, after)
+    }
+
+    pub(super) fn copy(&mut self, from: Span, into: Span, after: Vec<After>) -> usize {
+        self.push(Action::Copy { from, into }, after)
+    }
+
+    /// Asks for a scratch buffer of `len` elements.
+    pub(super) fn scratch(&mut self, repr: Repr, len: usize) -> Buffer {
+        self.scratch.push(Scratch { repr, len });
+        Buffer::Scratch(self.scratch.len() - 1)
+    }
+
+    pub(super) fn into_plan(self, algorithm: Algorithm) -> Plan {
+        Plan { algorithm, steps: self.list, scratch: self.scratch, chunk: DEFAULT_CHUNK }
+    }
+
+    fn push(&mut self, action: Action, after: Vec<After>) -> usize {
+        self.list.push(Step { action, after });
+        self.list.len() - 1
+    }
+}
+
+impl Span {
+    pub(super) fn new(buffer: Buffer, repr: Repr, range: Range<usize>) -> Span {
+        Span { buffer, repr, ranges: if range.is_empty() { Vec::new() } else { vec![range] } }
+    }
+
+    pub(super) fn input(range: Range<usize>) -> Span {
+        Span::new(Buffer::Input, Repr::Raw, range)
+    }
+
+    pub(super) fn output(range: Range<usize>) -> Span {
+        Span::new(Buffer::Output, Repr::Raw, range)
+    }
+
+    /// No elements at all: what a message without a payload carries.
+    pub(super) fn empty() -> Span {
+        Span::new(Buffer::Output, Repr::Raw, 0..0)
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.iter().map(ExactSizeIterator::len).sum()
+    }
+}
+
+impl Shape {
+    /// The other ranks, the next one first: when everybody starts with another peer, nobody is everybody's first.
+    pub(super) fn following(&self) -> impl Iterator<Item = usize> {
+        (1..self.size).map(|distance| self.above(distance))
+    }
+
+    /// The other ranks, the previous one first: the order in which their staggered sends come here.
+    pub(super) fn preceding(&self) -> impl Iterator<Item = usize> {
+        (1..self.size).map(|distance| self.below(distance))
+    }
+
+    /// The rank `distance` ranks further on, counted around.
+    pub(super) fn above(&self, distance: usize) -> usize {
+        (self.rank + distance) % self.size
+    }
+
+    /// The rank `distance` (at most `size`) ranks before, counted around.
+    pub(super) fn below(&self, distance: usize) -> usize {
+        (self.rank + self.size - distance) % self.size
+    }
+
+    /// The leaves of a fold over all ranks in which this rank has `own` and all others send raw elements.
+    pub(super) fn raw_leaves(&self, own: Span) -> Vec<Leaf> {
+        let mut leaves: Vec<Leaf> = (0..self.size).map(|rank| Leaf::Peer { rank, repr: Repr::Raw }).collect();
+        leaves[self.rank] = Leaf::Local(own);
+        leaves
+    }
+}
