@@ -1,0 +1,266 @@
+//! What the ranks write, line by line onto our own standard output and standard error.
+//!
+//! One thread reads all ranks and writes whole lines, so lines never mix, whatever their length and
+//! whichever stream they come from. When the reader of our output is slow the thread waits in `write`, stops
+//! reading, and the ranks wait in turn; nothing piles up here. The rest of the launcher never waits for it.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::Event;
+use super::lines::Lines;
+
+/// After the last rank's end, silence of this length on a stream that some stray process still holds open
+/// ends the wait for it.
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// Bytes read at once.
+const PIECE: usize = 1 << 16;
+
+/// Prefix colours, by rank.
+const COLOURS: [AnsiColor; 6] = [
+    AnsiColor::Cyan,
+    AnsiColor::Green,
+    AnsiColor::Yellow,
+    AnsiColor::Magenta,
+    AnsiColor::Blue,
+    AnsiColor::BrightCyan,
+];
+
+/// Where a stream's lines go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    Stdout,
+    Stderr,
+}
+
+/// One output stream of one rank.
+pub(super) struct Stream {
+    pub(super) rank: usize,
+    pub(super) from: OwnedFd,
+    pub(super) to: To,
+}
+
+/// The thread that does it.
+pub(super) struct Output {
+    orders: Sender<Order>,
+    wake: UnixStream,
+}
+
+enum Order {
+    Add(Stream),
+    Finish,
+}
+
+impl Output {
+    /// Starts with no streams.
+    pub(super) fn start(prefix: bool, events: Sender<Event>) -> io::Result<Self> {
+        let (orders, inbox) = channel();
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let writer = Writer { prefix, colour: [colour(&io::stdout()), colour(&io::stderr())], failed: false };
+        thread::Builder::new().name("output".into()).spawn(move || {
+            Pump { inbox, woken, writer, events, streams: Vec::new(), finishing: false }.run();
+        })?;
+        Ok(Self { orders, wake })
+    }
+
+    /// Takes over one more stream.
+    pub(super) fn add(&self, stream: Stream) {
+        self.order(Order::Add(stream));
+    }
+
+    /// All ranks are gone: [`Event::OutputDone`] follows when all that they wrote is written.
+    pub(super) fn finish(&self) {
+        self.order(Order::Finish);
+    }
+
+    fn order(&self, order: Order) {
+        // The thread lives until it has been told to finish, and a full wake-up pipe wakes as well as
+        // another byte would.
+        let _ = self.orders.send(order);
+        let _ = (&self.wake).write(&[0]);
+    }
+}
+
+fn colour(stream: &(impl IsTerminal + anstream::stream::RawStream)) -> bool {
+    anstream::AutoStream::choice(stream) != anstream::ColorChoice::Never
+}
+
+/// The thread's own state.
+struct Pump {
+    inbox: Receiver<Order>,
+    woken: UnixStream,
+    writer: Writer,
+    events: Sender<Event>,
+    streams: Vec<Open>,
+    finishing: bool,
+}
+
+struct Open {
+    stream: Stream,
+    lines: Lines,
+}
+
+impl Pump {
+    fn run(mut self) {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            self.take_orders();
+            if self.finishing && self.streams.is_empty() {
+                break;
+            }
+            let ready = match self.wait() {
+                Ok(Some(ready)) => ready,
+                Ok(None) => break,
+                Err(error) => {
+                    self.report(error.into());
+                    break;
+                }
+            };
+            // From the back, so that a closed stream can leave without moving those still to be visited.
+            for index in ready.into_iter().rev() {
+                self.read(index, &mut buffer);
+            }
+        }
+        while let Some(open) = self.streams.pop() {
+            self.close(open);
+        }
+        // Nobody waits when the launcher has been told to leave at once.
+        let _ = self.events.send(Event::OutputDone);
+    }
+
+    fn take_orders(&mut self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.woken).read(&mut bytes), Ok(1..)) {}
+        for order in self.inbox.try_iter() {
+            match order {
+                Order::Add(stream) => {
+                    self.streams.push(Open { stream, lines: Lines::default() });
+                }
+                Order::Finish => self.finishing = true,
+            }
+        }
+    }
+
+    /// The streams that have something, or `None` when nothing comes any more.
+    fn wait(&self) -> Result<Option<Vec<usize>>, Errno> {
+        let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        fds.extend(self.streams.iter().map(|open| PollFd::new(&open.stream.from, PollFlags::IN)));
+        let limit = Timespec { tv_sec: 0, tv_nsec: SILENCE.subsec_nanos().into() };
+        match poll(&mut fds, self.finishing.then_some(&limit)) {
+            Ok(0) => Ok(None),
+            Ok(_) => {
+                let ready = fds[1..].iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+                Ok(Some(ready.map(|(index, _)| index).collect()))
+            }
+            Err(Errno::INTR) => Ok(Some(Vec::new())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&mut self, index: usize, buffer: &mut [u8]) {
+        let open = &mut self.streams[index];
+        match rustix::io::read(&open.stream.from, &mut *buffer) {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Ok(0) | Err(_) => {
+                let open = self.streams.swap_remove(index);
+                self.close(open);
+            }
+            Ok(length) => {
+                let mut out = Vec::with_capacity(length + 64);
+                let Open { stream, lines } = open;
+                lines
+                    .feed(&buffer[..length], |line| self.writer.line(stream.rank, stream.to, line, &mut out));
+                let to = stream.to;
+                self.write(to, &out);
+            }
+        }
+    }
+
+    fn close(&mut self, open: Open) {
+        let Open { stream, mut lines } = open;
+        let mut out = Vec::new();
+        lines.finish(|line| self.writer.line(stream.rank, stream.to, line, &mut out));
+        self.write(stream.to, &out);
+    }
+
+    fn write(&mut self, to: To, bytes: &[u8]) {
+        if let Err(error) = self.writer.write(to, bytes) {
+            self.report(error);
+        }
+    }
+
+    fn report(&mut self, error: io::Error) {
+        let _ = self.events.send(Event::OutputFailed(error));
+    }
+}
+
+/// Our own standard output and standard error.
+struct Writer {
+    prefix: bool,
+    colour: [bool; 2],
+    failed: bool,
+}
+
+impl Writer {
+    /// Appends a line as it is to be shown.
+    fn line(&self, rank: usize, to: To, text: &[u8], out: &mut Vec<u8>) {
+        if self.prefix {
+            let style = match self.colour[to as usize] {
+                true => Style::new().fg_color(Some(COLOURS[rank % COLOURS.len()].into())),
+                false => Style::new(),
+            };
+            let prefix = format!("{style}[{rank}]{style:#} ");
+            out.extend_from_slice(prefix.as_bytes());
+        }
+        out.extend_from_slice(text);
+        out.push(b'\n');
+    }
+
+    /// Writes all of it. After an error, which is returned once, everything is thrown away, so that the
+    /// ranks are not kept from ending.
+    fn write(&mut self, to: To, bytes: &[u8]) -> io::Result<()> {
+        if self.failed || bytes.is_empty() {
+            return Ok(());
+        }
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let result = match to {
+            To::Stdout => write_all(stdout.as_fd(), bytes),
+            To::Stderr => write_all(stderr.as_fd(), bytes),
+        };
+        self.failed = result.is_err();
+        result
+    }
+}
+
+/// Like `Write::write_all`, but also over a descriptor that somebody else made non-blocking, as programs
+/// that share a terminal do.
+fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(length) => bytes = &bytes[length..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                poll(&mut [PollFd::new(&to, PollFlags::OUT)], None).map(drop).or_else(
+                    |error| match error {
+                        Errno::INTR => Ok(()),
+                        error => Err(error),
+                    },
+                )?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,304 @@
+//! `raccl launch` with ranks on this machine.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{HEX, hex, launch, raccl, run, run_with_input, wait_for_lines, wait_until_dead};
+use tempfile::TempDir;
+
+#[test]
+fn every_rank_learns_its_place() {
+    let done = run(&mut launch(4, r#"echo "$RACCL_RANK of $RACCL_SIZE at $RACCL_COORDINATOR""#));
+    assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""));
+    let lines = done.sorted();
+    let coordinator = lines[0].rsplit(' ').next().expect("words");
+    assert!(coordinator.starts_with("127.0.0.1:"), "{coordinator}");
+    let expected: Vec<_> = (0..4).map(|rank| format!("[{rank}] {rank} of 4 at {coordinator}")).collect();
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn arguments_and_variables_arrive_byte_for_byte() {
+    let values: Vec<OsString> = [
+        &b""[..],
+        b" ",
+        b"two words",
+        b"it's \"quoted\"",
+        b"$HOME `id` $(id) ${x}",
+        b"back\\slash \\n \\",
+        b"new\nline\n",
+        b"tab\there",
+        b"not utf-8: \xff\xfe\x80",
+        b"*?[a]~ ; & | < > ! # % =",
+        b"--",
+        b"-n",
+        "\u{e9}\u{4e16}".as_bytes(),
+    ]
+    .iter()
+    .map(|bytes| OsString::from_vec(bytes.to_vec()))
+    .collect();
+    let mut command = raccl();
+    command.args(["launch", "-n", "2"]);
+    for (index, value) in values.iter().enumerate() {
+        let mut variable = OsString::from(format!("V{index}="));
+        variable.push(value);
+        command.arg("--env").arg(variable);
+    }
+    let mut script = String::from(HEX);
+    script.push_str("for argument; do printf %s \"$argument\" | hex; done\n");
+    for index in 0..values.len() {
+        script.push_str(&format!("printf %s \"$V{index}\" | hex\n"));
+    }
+    command.args(["--", "sh", "-c", &script, "sh"]).args(&values);
+    let done = run(&mut command);
+    assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""));
+    for rank in 0..2 {
+        let prefix = format!("[{rank}] ");
+        let lines: Vec<_> = done.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let expected: Vec<_> = values.iter().chain(&values).map(hex).collect();
+        assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn link_and_timeout_reach_the_environment() {
+    let mut command = raccl();
+    command.args(["launch", "-n", "1", "--link", "tcp", "--timeout", "1.5s", "--", "sh", "-c"]);
+    let done = run(command
+        .arg("echo $RACCL_LINK $RACCL_TIMEOUT ${RACCL_SECRET_FILE-none}")
+        .env("RACCL_SECRET_FILE", "/an/older/one"));
+    assert_eq!(done.stdout, "[0] tcp 1.5s none\n");
+}
+
+#[test]
+fn the_secret_is_fresh_shared_and_out_of_sight() {
+    let script = format!(
+        r#"{HEX}
+        hex <&"$RACCL_SECRET_FD"
+        cat /proc/$$/environ /proc/$$/cmdline /proc/$PPID/cmdline 2>/dev/null | hex"#
+    );
+    let mut secrets = BTreeSet::new();
+    for _ in 0..2 {
+        let done = run(&mut launch(3, &script));
+        assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""));
+        let mut job = BTreeSet::new();
+        for rank in 0..3 {
+            let prefix = format!("[{rank}] ");
+            let lines: Vec<_> = done.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+            let [secret, visible] = lines[..] else { panic!("{lines:?}") };
+            assert_eq!(secret.len(), 64, "32 bytes and then the end");
+            assert!(!visible.contains(secret));
+            assert!(!visible.contains(&hex(secret)), "not as digits either");
+            job.insert(secret.to_owned());
+        }
+        assert_eq!(job.len(), 1, "the ranks of one job share it");
+        secrets.extend(job);
+    }
+    assert_eq!(secrets.len(), 2, "two jobs do not");
+}
+
+#[test]
+fn input_goes_to_rank_0_alone() {
+    let input: Vec<u8> = (0..200_000_u32).flat_map(|n| n.to_le_bytes()).collect();
+    let script = r#"echo "$RACCL_RANK read $(cksum)""#;
+    let done = run_with_input(&mut launch(3, script), &input);
+    assert_eq!(done.status, Some(0));
+    let sum = |input: &[u8]| run_with_input(&mut plain("cksum"), input).stdout;
+    let expected = [
+        format!("[0] 0 read {}", sum(&input).trim()),
+        format!("[1] 1 read {}", sum(b"").trim()),
+        format!("[2] 2 read {}", sum(b"").trim()),
+    ];
+    assert_eq!(done.sorted(), expected);
+}
+
+fn plain(program: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    command.stdout(Stdio::piped());
+    command
+}
+
+#[test]
+fn lines_never_mix() {
+    // Each rank writes lines of its own letter, in many small pieces, on both streams.
+    let script = r#"
+        case $RACCL_RANK in 0) c=a ;; 1) c=b ;; *) c=c ;; esac
+        i=0
+        while [ $i -lt 60 ]; do
+            printf %s $c; printf %s $c$c$c; printf %s\\n $c
+            printf %s $c >&2; printf %s\\n $c$c$c$c >&2
+            i=$((i + 1))
+        done"#;
+    let mut command = launch(3, script);
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    command.stdout(writer.try_clone().expect("again")).stderr(writer);
+    let mut child = command.spawn().expect("starts");
+    drop(command);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("text");
+    assert!(child.wait().expect("ends").success());
+    let mut counts = [0; 3];
+    for line in text.lines() {
+        let rank = ["[0] aaaaa", "[1] bbbbb", "[2] ccccc"].iter().position(|&good| good == line);
+        counts[rank.unwrap_or_else(|| panic!("a mixed line: {line}"))] += 1;
+    }
+    assert_eq!(counts, [120; 3]);
+}
+
+#[test]
+fn a_last_line_without_a_newline_is_shown_and_an_endless_one_is_cut() {
+    let done = run(&mut launch(2, "printf 'no newline'; printf oops >&2"));
+    assert_eq!(done.sorted(), ["[0] no newline", "[1] no newline"]);
+    assert!(done.stderr.contains("[0] oops\n") && done.stderr.contains("[1] oops\n"));
+
+    let done = run(&mut launch(1, "head -c 3000000 /dev/zero | tr '\\0' x"));
+    assert_eq!(done.stdout.lines().map(|line| line.len() - "[0] ".len()).sum::<usize>(), 3_000_000);
+    assert_eq!(done.stdout.lines().count(), 3);
+}
+
+/// A directory where scripts write their process numbers, and the script's part that does it: its own, and
+/// that of a child which would live for long and is deaf to gentle words.
+fn pids() -> (TempDir, String) {
+    let directory = TempDir::new().expect("a directory");
+    let file = directory.path().join("pids");
+    let script = format!(
+        "sh -c 'trap \"\" TERM INT HUP; while :; do sleep 1; done' >/dev/null 2>&1 & echo $! >>'{0}'; echo $$ >>'{0}'\n",
+        file.display()
+    );
+    (directory, script)
+}
+
+/// The numbers of all processes that [`pids`] started for so many ranks.
+fn started(directory: &Path, ranks: usize) -> Vec<String> {
+    wait_for_lines(&directory.join("pids"), 2 * ranks)
+}
+
+#[test]
+fn a_rank_that_fails_takes_the_others_along() {
+    let (directory, script) = pids();
+    let wait =
+        format!("while [ $(wc -l <'{}/pids') -lt 6 ]; do sleep 0.01; done\n", directory.path().display());
+    for (end, status, message) in [
+        ("exit 3", 3, "raccl: rank 1 exited with status 3\n"),
+        ("kill -KILL $$", 137, "raccl: rank 1 was killed by signal 9 (SIGKILL)\n"),
+        ("kill -SEGV $$", 139, "raccl: rank 1 was killed by signal 11 (SIGSEGV)\n"),
+    ] {
+        let done = run(&mut launch(3, &format!("{script}{wait}[ $RACCL_RANK = 1 ] && {end}; sleep 600")));
+        assert_eq!((done.status, done.stderr.as_str()), (Some(status), message));
+        for pid in started(directory.path(), 3) {
+            assert!(support::is_dead(pid.parse().expect("a number")), "process {pid} is left");
+        }
+        std::fs::remove_file(directory.path().join("pids")).expect("removes");
+    }
+}
+
+#[test]
+fn a_good_end_leaves_no_process_behind() {
+    let (directory, script) = pids();
+    let done = run(&mut launch(2, &script));
+    assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""));
+    for pid in started(directory.path(), 2) {
+        assert!(support::is_dead(pid.parse().expect("a number")), "process {pid} is left");
+    }
+}
+
+#[test]
+fn output_before_a_failure_is_not_lost() {
+    let script = "if [ $RACCL_RANK = 1 ]; then echo why >&2; exit 4; fi; trap 'echo told; exit' TERM; sleep 600 & wait";
+    let done = run(&mut launch(2, script));
+    assert_eq!(done.status, Some(4));
+    assert_eq!(done.stderr, "[1] why\nraccl: rank 1 exited with status 4\n");
+}
+
+/// A launcher whose ranks are all up, and the numbers of their processes.
+fn running(ranks: usize, directory: &Path, script: &str) -> (Child, Vec<String>) {
+    let child = launch(ranks, &format!("{script}wait; sleep 600")).spawn().expect("starts");
+    (child, started(directory, ranks))
+}
+
+fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id() as i32).expect("a process number");
+    kill_process(pid, signal).expect("sends");
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_every_rank() {
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (directory, script) = pids();
+        let (child, pids) = running(3, directory.path(), &script);
+        send(&child, signal);
+        let done: support::Done = child.wait_with_output().expect("ends").into();
+        assert_eq!(done.status, Some(status), "{done:?}");
+        for pid in pids {
+            assert!(support::is_dead(pid.parse().expect("a number")), "process {pid} is left");
+        }
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_process_behind() {
+    let (directory, script) = pids();
+    let (mut child, pids) = running(3, directory.path(), &script);
+    send(&child, Signal::KILL);
+    child.wait().expect("ends");
+    for pid in pids {
+        wait_until_dead(&pid);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_job() {
+    let mut child = launch(2, "while :; do echo again; done").spawn().expect("starts");
+    let mut first = [0; 10];
+    child.stdout.take().expect("piped").read_exact(&mut first).expect("reads");
+    let done: support::Done = child.wait_with_output().expect("ends").into();
+    assert_eq!(done.status, Some(141), "{done:?}");
+    assert!(done.stderr.contains("cannot write what the ranks print"), "{done:?}");
+}
+
+#[test]
+fn what_cannot_be_started_is_said_in_one_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("listens");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    for (arguments, status, words) in [
+        (&["-n", "2", "--", "no-such-program"][..], 2, &["no-such-program", "No such file"][..]),
+        (&["-n", "2", "--", "/etc/passwd"], 2, &["/etc/passwd", "Permission denied"]),
+        (&["-n", "2", "--cwd", "/no/such", "--", "true"], 2, &["/no/such", "No such file"]),
+        (&["-n", "2", "--cwd", "/etc/passwd", "--", "true"], 2, &["/etc/passwd", "not a directory"]),
+        (&["-n", "2", "--port", &port, "--", "true"], 1, &[&port, "in use"]),
+    ] {
+        let done = run(raccl().arg("launch").args(arguments));
+        assert_eq!(done.status, Some(status), "{done:?}");
+        assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
+        assert!(words.iter().all(|word| done.stderr.contains(word)), "{done:?}");
+    }
+}
+
+#[test]
+fn wrong_usage_has_status_2() {
+    for arguments in [
+        &[][..],
+        &["launch"],
+        &["launch", "-n", "2"],
+        &["launch", "-n", "0", "true"],
+        &["launch", "-n", "two", "true"],
+        &["launch", "-n", "2", "--link", "pigeon", "true"],
+        &["launch", "-n", "2", "--timeout", "soon", "true"],
+        &["launch", "-n", "2", "--env", "=1", "true"],
+        &["launch", "-n", "2", "--env", "RACCL_RANK=1", "true"],
+        &["launch", "-n", "2", "--port", "0", "true"],
+        &["lunch", "-n", "2", "true"],
+    ] {
+        let done = run(raccl().args(arguments));
+        assert_eq!(done.status, Some(2), "{arguments:?}: {done:?}");
+        assert!(!done.stderr.is_empty() && !done.stderr.contains("panicked"), "{done:?}");
+    }
+}
