@@ -4,6 +4,7 @@
 mod bootstrap;
 mod error;
 mod link;
+mod os;
 mod plan;
 mod reduce;
 

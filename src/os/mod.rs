@@ -1,0 +1,13 @@
+//! The few system calls that no crate wraps the way the library needs them.
+
+mod host;
+mod interface;
+mod poll;
+mod socket;
+mod waker;
+
+pub(crate) use host::{available_cores, host_id};
+pub(crate) use interface::on_a_local_network;
+pub(crate) use poll::{PollFd, poll};
+pub(crate) use socket::{IoVec, LARGEST_TRANSFER, receive, send, tune};
+pub(crate) use waker::Waker;
