@@ -1,0 +1,261 @@
+//! The sending side: a line of messages in front of each lane.
+
+use std::{
+    collections::VecDeque,
+    os::fd::RawFd,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use super::{Outlet, Split};
+use crate::{
+    link::{HEADER_BYTES, Header, LinkError, Ticket},
+    os::{IoVec, LARGEST_TRANSFER},
+};
+
+/// Pieces in one write at most: enough to fill any socket buffer with small messages.
+const GATHER: usize = 64;
+
+/// Sends messages over lanes. The contract is that of [`crate::link::Sender`].
+pub(crate) struct Sender<L> {
+    /// Written under the lock, read by anybody: the last message that is out on every lane.
+    sent: AtomicU64,
+    /// As above: whether a lane has something in line.
+    pending: AtomicBool,
+    /// As above: bytes pushed, and bytes in line.
+    moved: AtomicU64,
+    queued: AtomicU64,
+    split: Split,
+    line: Mutex<Line<L>>,
+}
+
+struct Line<L> {
+    lanes: Vec<Lane<L>>,
+    /// The number of the last message put in line.
+    last: u64,
+    /// Why nothing is sent any more.
+    ended: Option<LinkError>,
+}
+
+struct Lane<L> {
+    outlet: L,
+    parts: VecDeque<Part>,
+    /// Bytes that went out since the beginning.
+    written: u64,
+}
+
+/// What one message puts on one lane: its header (lane 0 only) and a range of its payload.
+struct Part {
+    ticket: u64,
+    header: Option<[u8; HEADER_BYTES]>,
+    payload: *const u8,
+    length: usize,
+    /// Bytes of header and payload that are out.
+    done: usize,
+}
+
+// SAFETY: the payload is only read, and whoever sends promises that it may be until it is out, by any thread.
+unsafe impl Send for Part {}
+
+impl<L: Outlet> Sender<L> {
+    /// A sender over these lanes, divided by `split`, which is for as many.
+    pub(crate) fn new(outlets: Vec<L>, split: Split) -> Sender<L> {
+        // The lines start with room, so that ordinary use never allocates while sending.
+        let lanes = outlets.into_iter().map(|outlet| Lane {
+            outlet,
+            parts: VecDeque::with_capacity(GATHER),
+            written: 0,
+        });
+        Sender {
+            sent: AtomicU64::new(0),
+            pending: AtomicBool::new(false),
+            moved: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
+            split,
+            line: Mutex::new(Line { lanes: lanes.collect(), last: 0, ended: None }),
+        }
+    }
+
+    /// # Safety
+    /// As for [`crate::link::Sender::send_many`].
+    pub(crate) unsafe fn send(&self, messages: &[(Header, *const u8)]) -> Result<Ticket, LinkError> {
+        let mut line = self.line.lock();
+        if let Some(error) = &line.ended {
+            return Err(error.clone());
+        }
+        let mut added = 0;
+        for (header, payload) in messages {
+            line.last += 1;
+            added += HEADER_BYTES as u64 + header.length;
+            line.put(&self.split, header, *payload);
+        }
+        self.queued.store(self.queued.load(Ordering::Relaxed) + added, Ordering::Relaxed);
+        self.push(&mut line)?;
+        Ok(Ticket(line.last))
+    }
+
+    pub(crate) fn sent(&self) -> Ticket {
+        Ticket(self.sent.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn flush(&self) -> Result<bool, LinkError> {
+        if !self.pending() {
+            return Ok(false);
+        }
+        match self.line.try_lock() {
+            Some(mut line) => self.push(&mut line),
+            None => Ok(false),
+        }
+    }
+
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn close(&self) -> Vec<u64> {
+        let mut line = self.line.lock();
+        self.end(&mut line, LinkError::Closed);
+        line.lanes.iter().map(|lane| lane.written).collect()
+    }
+
+    pub(crate) fn shutdown(&self) {
+        let mut line = self.line.lock();
+        self.end(&mut line, LinkError::Closed);
+        line.lanes.iter_mut().for_each(|lane| lane.outlet.shutdown());
+    }
+
+    pub(crate) fn fds(&self, out: &mut Vec<RawFd>) {
+        let line = self.line.lock();
+        out.extend(
+            line.lanes.iter().filter(|lane| !lane.parts.is_empty()).filter_map(|lane| lane.outlet.fd()),
+        );
+    }
+
+    /// Pushes what the lanes take; whether bytes moved. After a failure the line is empty and the link has ended.
+    fn push(&self, line: &mut Line<L>) -> Result<bool, LinkError> {
+        let mut moved = 0;
+        let mut failure = None;
+        for lane in &mut line.lanes {
+            match lane.push() {
+                Ok(bytes) => moved += bytes,
+                Err(error) => failure = Some(error),
+            }
+        }
+        self.moved.store(self.moved.load(Ordering::Relaxed) + moved, Ordering::Relaxed);
+        if let Some(error) = failure {
+            self.end(line, error.clone());
+            return Err(error);
+        }
+        self.queued.store(self.queued.load(Ordering::Relaxed) - moved, Ordering::Relaxed);
+        self.sent.store(line.sent(), Ordering::Release);
+        self.pending.store(line.lanes.iter().any(|lane| !lane.parts.is_empty()), Ordering::Release);
+        Ok(moved > 0)
+    }
+
+    /// Drops what is in line and remembers why; the first reason stays.
+    fn end(&self, line: &mut Line<L>, why: LinkError) {
+        line.lanes.iter_mut().for_each(|lane| lane.parts.clear());
+        line.ended.get_or_insert(why);
+        self.queued.store(0, Ordering::Relaxed);
+        self.pending.store(false, Ordering::Release);
+    }
+}
+
+impl<L> Line<L> {
+    /// Distributes a message, the `last` one, over the lanes.
+    fn put(&mut self, split: &Split, header: &Header, payload: *const u8) {
+        let encoded = header.encode();
+        let lanes = if split.applies(header.length) { self.lanes.len() } else { 1 };
+        for (index, lane) in self.lanes[..lanes].iter_mut().enumerate() {
+            let range = split.part(header.length, index);
+            if index > 0 && range.is_empty() {
+                continue;
+            }
+            lane.parts.push_back(Part {
+                ticket: self.last,
+                header: (index == 0).then_some(encoded),
+                payload: payload.wrapping_add(range.start as usize),
+                length: (range.end - range.start) as usize,
+                done: 0,
+            });
+        }
+    }
+
+    /// The last message that is out on every lane.
+    fn sent(&self) -> u64 {
+        let first_in_line =
+            self.lanes.iter().filter_map(|lane| lane.parts.front()).map(|part| part.ticket).min();
+        first_in_line.map_or(self.last, |ticket| ticket - 1)
+    }
+}
+
+impl<L: Outlet> Lane<L> {
+    /// Pushes what the lane takes; how many bytes.
+    fn push(&mut self) -> Result<u64, LinkError> {
+        let before = self.written;
+        while !self.parts.is_empty() {
+            let mut pieces = [IoVec { iov_base: std::ptr::null_mut(), iov_len: 0 }; GATHER];
+            let (count, total) = self.gather(&mut pieces);
+            // SAFETY: headers live in the line, which does not change during the call; payloads are valid by the promise that
+            // their senders gave.
+            let taken = unsafe { self.outlet.write(&pieces[..count]) }?;
+            self.advance(taken);
+            if taken < total {
+                break;
+            }
+        }
+        Ok(self.written - before)
+    }
+
+    /// Names what is at the front of the line; how many pieces and bytes that is.
+    fn gather(&self, pieces: &mut [IoVec; GATHER]) -> (usize, usize) {
+        let (mut count, mut total) = (0, 0);
+        for (base, length) in self.parts.iter().flat_map(Part::rest).filter(|&(_, length)| length > 0) {
+            if count == GATHER || total == LARGEST_TRANSFER {
+                break;
+            }
+            let length = length.min(LARGEST_TRANSFER - total);
+            pieces[count] = IoVec { iov_base: base.cast_mut().cast(), iov_len: length };
+            count += 1;
+            total += length;
+        }
+        (count, total)
+    }
+
+    /// Takes from the line what is out.
+    fn advance(&mut self, mut taken: usize) {
+        self.written += taken as u64;
+        while let Some(part) = self.parts.front_mut() {
+            let step = taken.min(part.size() - part.done);
+            part.done += step;
+            taken -= step;
+            if part.done < part.size() {
+                break;
+            }
+            self.parts.pop_front();
+        }
+    }
+}
+
+impl Part {
+    fn size(&self) -> usize {
+        self.header.map_or(0, |header| header.len()) + self.length
+    }
+
+    /// What is left of the header and of the payload.
+    fn rest(&self) -> [(*const u8, usize); 2] {
+        let header = self.header.as_ref().map_or(&[][..], |header| &header[..]);
+        let left = &header[self.done.min(header.len())..];
+        let begun = self.done.saturating_sub(header.len());
+        [(left.as_ptr(), left.len()), (self.payload.wrapping_add(begun), self.length - begun)]
+    }
+}

@@ -1,0 +1,152 @@
+//! The TCP link: one or more sockets between two ranks.
+
+use std::{
+    io,
+    net::{Shutdown, TcpStream},
+    os::fd::{AsFd, AsRawFd, RawFd},
+    sync::Arc,
+};
+
+use super::{LinkError, Receiver, Sender, stripe};
+use crate::{
+    error::Cause,
+    os::{self, IoVec},
+};
+
+/// Makes a link of connected sockets. Both sides must name them in the same order.
+pub(crate) fn pair(sockets: Vec<TcpStream>) -> io::Result<(Sender, Receiver)> {
+    if sockets.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a TCP link needs at least one socket"));
+    }
+    sockets.iter().try_for_each(os::tune)?;
+    let sockets: Vec<Arc<TcpStream>> = sockets.into_iter().map(Arc::new).collect();
+    let split = stripe::Split::new(&vec![1; sockets.len()]);
+    let outlets = sockets.iter().map(|socket| Outlet(socket.clone())).collect();
+    let inlets = sockets.into_iter().map(Inlet).collect();
+    let sender = stripe::Sender::new(outlets, split.clone());
+    let receiver = stripe::Receiver::new(inlets, split);
+    Ok((Sender::Tcp(sender), Receiver::Tcp(receiver)))
+}
+
+/// The sending direction of a socket. The peer sees the end of the stream when it is dropped.
+pub(crate) struct Outlet(Arc<TcpStream>);
+
+impl stripe::Outlet for Outlet {
+    unsafe fn write(&mut self, pieces: &[IoVec]) -> Result<usize, LinkError> {
+        // SAFETY: the caller keeps the pieces valid.
+        match unsafe { os::send(self.0.as_fd(), pieces) } {
+            Ok(taken) => Ok(taken.unwrap_or(0)),
+            Err(error) => {
+                Err(LinkError::Broken { what: "sending over TCP failed", source: Cause::new(error) })
+            }
+        }
+    }
+
+    fn shutdown(&mut self) {
+        // It fails only when the connection is gone already, which the peer sees as well.
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.0.as_raw_fd())
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        stripe::Outlet::shutdown(self);
+    }
+}
+
+/// The receiving direction of a socket.
+pub(crate) struct Inlet(Arc<TcpStream>);
+
+impl stripe::Inlet for Inlet {
+    const READ_AHEAD: usize = 64 << 10;
+
+    unsafe fn read(&mut self, pieces: &[IoVec]) -> Result<stripe::Read, LinkError> {
+        // SAFETY: the caller keeps the pieces valid.
+        match unsafe { os::receive(self.0.as_fd(), pieces) } {
+            Ok(Some(0)) => Ok(stripe::Read::End),
+            Ok(Some(bytes)) => Ok(stripe::Read::Bytes(bytes)),
+            Ok(None) => Ok(stripe::Read::Empty),
+            Err(error) => {
+                Err(LinkError::Broken { what: "receiving over TCP failed", source: Cause::new(error) })
+            }
+        }
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.0.as_raw_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::link::{Arrival, Header, MessageKind, Ticket};
+
+    /// Links over `lanes` loopback sockets.
+    fn linked(lanes: usize) -> ((Sender, Receiver), (Sender, Receiver)) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..lanes {
+            ours.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            theirs.push(listener.accept().unwrap().0);
+        }
+        (pair(ours).unwrap(), pair(theirs).unwrap())
+    }
+
+    fn header(length: u64) -> Header {
+        Header {
+            kind: MessageKind::Collective,
+            epoch: 1,
+            comm: 2,
+            credit: 3,
+            sequence: 4,
+            stream: 5,
+            flags: 6,
+            signature: [7; 24],
+            length,
+        }
+    }
+
+    fn next(receiver: &mut Receiver) -> Arrival {
+        loop {
+            match receiver.poll().unwrap() {
+                Arrival::Nothing => std::thread::yield_now(),
+                arrival => return arrival,
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_crosses_with_its_header() {
+        for lanes in [1, 3] {
+            let ((sender, _), (_, mut receiver)) = linked(lanes);
+            let payload: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+            // SAFETY: the payload outlives the link's use of it: below, everything has arrived.
+            let ticket = unsafe { sender.send(&header(payload.len() as u64), payload.as_ptr()) }.unwrap();
+            assert_eq!(ticket, Ticket(1));
+            let pusher = std::thread::spawn(move || {
+                while sender.pending() {
+                    sender.flush().unwrap();
+                }
+                assert_eq!(sender.sent(), Ticket(1));
+                sender
+            });
+            assert_eq!(next(&mut receiver), Arrival::Header(header(payload.len() as u64)));
+            let mut landed = vec![0; payload.len()];
+            // SAFETY: `landed` is not used before the payload is complete.
+            unsafe { receiver.land(landed.as_mut_ptr(), landed.len()) };
+            assert_eq!(next(&mut receiver), Arrival::Payload);
+            assert!(landed == payload);
+            let sender = pusher.join().unwrap();
+            assert_eq!(sender.moved(), 64 + payload.len() as u64);
+            drop(sender);
+            assert_eq!(next(&mut receiver), Arrival::Closed);
+        }
+    }
+}
