@@ -2,12 +2,14 @@
 #![allow(dead_code, unused_imports)]
 
 mod bootstrap;
+mod config;
 mod error;
 mod link;
 mod os;
 mod plan;
 mod reduce;
 
+pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;
 pub use plan::Algorithm;

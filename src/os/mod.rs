@@ -1,9 +1,12 @@
 //! The few system calls that no crate wraps the way the library needs them.
 
 mod host;
+pub(crate) mod inherit;
 mod interface;
+pub(crate) mod interfaces;
 mod poll;
 mod socket;
+pub(crate) mod user;
 mod waker;
 
 pub(crate) use host::{available_cores, host_id};

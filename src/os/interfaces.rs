@@ -1,0 +1,92 @@
+//! The addresses of this machine's network interfaces.
+
+use std::{
+    ffi::CStr,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    ptr,
+};
+
+/// One address of one interface that is up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interface {
+    /// The interface's name, such as `en5` or `eth0`.
+    pub(crate) name: String,
+    /// The address with port 0; a link-local IPv6 address has its scope.
+    pub(crate) address: SocketAddr,
+}
+
+/// All IPv4 and IPv6 addresses of interfaces that are up, in the system's order.
+pub(crate) fn list() -> io::Result<Vec<Interface>> {
+    let mut head: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: getifaddrs writes one pointer to the given place, which lives through the call.
+    let status = unsafe { libc::getifaddrs(&mut head) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let list = List(head);
+    let mut found = Vec::new();
+    let mut next = list.0;
+    while !next.is_null() {
+        // SAFETY: `next` is a node of the list, which getifaddrs made whole and which `list` keeps until the function ends.
+        let node = unsafe { &*next };
+        next = node.ifa_next;
+        let up = node.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
+        if !up || node.ifa_addr.is_null() || node.ifa_name.is_null() {
+            continue;
+        }
+        // SAFETY: `ifa_addr` is not null and points into the same living list.
+        let address = unsafe { socket_address(node.ifa_addr) };
+        // SAFETY: `ifa_name` is not null and a C string in the same living list.
+        let name = unsafe { CStr::from_ptr(node.ifa_name) };
+        if let Some(address) = address {
+            found.push(Interface { name: name.to_string_lossy().into_owned(), address });
+        }
+    }
+    Ok(found)
+}
+
+/// The list of getifaddrs, freed when dropped.
+struct List(*mut libc::ifaddrs);
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a successful getifaddrs and is freed only here.
+        unsafe { libc::freeifaddrs(self.0) }
+    }
+}
+
+/// The IPv4 or IPv6 address behind `address`, if it is one of these.
+///
+/// # Safety
+/// `address` points to a socket address whose memory is as long as its family says.
+unsafe fn socket_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: the caller says that a socket address is there; each begins with its family.
+    let family = unsafe { (*address).sa_family };
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that this is a sockaddr_in; read_unaligned asks for no alignment.
+            let v4 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in>()) };
+            Some(SocketAddrV4::new(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)), 0).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that this is a sockaddr_in6; read_unaligned asks for no alignment.
+            let v6 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in6>()) };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, 0, 0, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_among_the_interfaces() {
+        let interfaces = list().expect("interfaces");
+        assert!(interfaces.iter().any(|one| one.address.ip().is_loopback()), "{interfaces:?}");
+        assert!(interfaces.iter().all(|one| one.address.port() == 0 && !one.name.is_empty()));
+    }
+}
