@@ -41,9 +41,22 @@ Each rank finds its place in RACCL_RANK, RACCL_SIZE, RACCL_COORDINATOR and RACCL
 lines are prefixed with `[rank]`; rank 0 reads the standard input. When one rank fails the others are \
 ended and the status is that rank's (128 + the signal's number for a signal).")]
 pub(crate) struct LaunchArgs {
-    /// How many ranks.
-    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) ranks: u32,
+    /// How many ranks; with hosts, at most one a slot (the default).
+    #[arg(short = 'n', long = "ranks", required_unless_present_any = ["hosts", "hostfile"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: Option<u32>,
+
+    /// The hosts of ranks 0, 1, 2 and so on, as ssh knows them. RACCL_SSH replaces the command `ssh`.
+    #[arg(long, value_name = "A,B,C", conflicts_with = "hostfile")]
+    pub(crate) hosts: Option<String>,
+
+    /// A file of hosts: `HOST` or `HOST slots=N` a line, or the JSON of mlx.launch.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hostfile: Option<PathBuf>,
+
+    /// The address of the first host as the others reach it (default: its name, or what the hostfile says).
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) coordinator: Option<String>,
 
     /// Arguments of every kind of run.
     #[command(flatten)]
@@ -160,7 +173,7 @@ mod tests {
                 panic!("not a launch")
             };
             assert_eq!(args.program, ["prog", "-n", "9", "--", "--env"]);
-            assert_eq!(args.ranks, 2);
+            assert_eq!(args.ranks, Some(2));
         }
     }
 

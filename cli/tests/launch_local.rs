@@ -3,16 +3,13 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Child;
 
-use rustix::process::{Pid, Signal, kill_process};
-use support::{HEX, hex, launch, raccl, run, run_with_input, wait_for_lines, wait_until_dead};
-use tempfile::TempDir;
+use rustix::process::Signal;
+use support::{HEX, launch, pids, raccl, run, run_with_input, send, started, wait_until_dead};
 
 #[test]
 fn every_rank_learns_its_place() {
@@ -27,45 +24,10 @@ fn every_rank_learns_its_place() {
 
 #[test]
 fn arguments_and_variables_arrive_byte_for_byte() {
-    let values: Vec<OsString> = [
-        &b""[..],
-        b" ",
-        b"two words",
-        b"it's \"quoted\"",
-        b"$HOME `id` $(id) ${x}",
-        b"back\\slash \\n \\",
-        b"new\nline\n",
-        b"tab\there",
-        b"not utf-8: \xff\xfe\x80",
-        b"*?[a]~ ; & | < > ! # % =",
-        b"--",
-        b"-n",
-        "\u{e9}\u{4e16}".as_bytes(),
-    ]
-    .iter()
-    .map(|bytes| OsString::from_vec(bytes.to_vec()))
-    .collect();
     let mut command = raccl();
-    command.args(["launch", "-n", "2"]);
-    for (index, value) in values.iter().enumerate() {
-        let mut variable = OsString::from(format!("V{index}="));
-        variable.push(value);
-        command.arg("--env").arg(variable);
-    }
-    let mut script = String::from(HEX);
-    script.push_str("for argument; do printf %s \"$argument\" | hex; done\n");
-    for index in 0..values.len() {
-        script.push_str(&format!("printf %s \"$V{index}\" | hex\n"));
-    }
-    command.args(["--", "sh", "-c", &script, "sh"]).args(&values);
-    let done = run(&mut command);
+    let done = run(support::echoing(command.args(["launch", "-n", "2"])));
     assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""));
-    for rank in 0..2 {
-        let prefix = format!("[{rank}] ");
-        let lines: Vec<_> = done.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
-        let expected: Vec<_> = values.iter().chain(&values).map(hex).collect();
-        assert_eq!(lines, expected);
-    }
+    support::assert_echoed(&done, 2);
 }
 
 #[test]
@@ -94,9 +56,14 @@ fn the_secret_is_fresh_shared_and_out_of_sight() {
             let prefix = format!("[{rank}] ");
             let lines: Vec<_> = done.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
             let [secret, visible] = lines[..] else { panic!("{lines:?}") };
-            assert_eq!(secret.len(), 64, "32 bytes and then the end");
-            assert!(!visible.contains(secret));
-            assert!(!visible.contains(&hex(secret)), "not as digits either");
+            assert!(secret.ends_with("0a"), "a line and then the end");
+            let digits: Vec<u8> = secret.as_bytes().chunks(2).map(unhex).collect();
+            assert!(digits.len() == 65 && digits[..64].iter().all(u8::is_ascii_hexdigit), "64 digits");
+            assert!(!visible.contains(&secret[..secret.len() - 2]));
+            assert!(
+                !visible.contains(std::str::from_utf8(&digits[..64]).expect("digits")),
+                "not as bytes either"
+            );
             job.insert(secret.to_owned());
         }
         assert_eq!(job.len(), 1, "the ranks of one job share it");
@@ -105,25 +72,20 @@ fn the_secret_is_fresh_shared_and_out_of_sight() {
     assert_eq!(secrets.len(), 2, "two jobs do not");
 }
 
-#[test]
-fn input_goes_to_rank_0_alone() {
-    let input: Vec<u8> = (0..200_000_u32).flat_map(|n| n.to_le_bytes()).collect();
-    let script = r#"echo "$RACCL_RANK read $(cksum)""#;
-    let done = run_with_input(&mut launch(3, script), &input);
-    assert_eq!(done.status, Some(0));
-    let sum = |input: &[u8]| run_with_input(&mut plain("cksum"), input).stdout;
-    let expected = [
-        format!("[0] 0 read {}", sum(&input).trim()),
-        format!("[1] 1 read {}", sum(b"").trim()),
-        format!("[2] 2 read {}", sum(b"").trim()),
-    ];
-    assert_eq!(done.sorted(), expected);
+fn unhex(pair: &[u8]) -> u8 {
+    u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16).expect("a byte")
 }
 
-fn plain(program: &str) -> std::process::Command {
-    let mut command = std::process::Command::new(program);
-    command.stdout(Stdio::piped());
-    command
+#[test]
+fn input_goes_to_rank_0_alone() {
+    let script = r#"echo "$RACCL_RANK read $(cksum)""#;
+    let input = support::much_input();
+    let done = run_with_input(&mut launch(3, script), &input);
+    assert_eq!(done.status, Some(0));
+    let (all, nothing) = (support::cksum(&input), support::cksum(b""));
+    let expected =
+        [format!("[0] 0 read {all}"), format!("[1] 1 read {nothing}"), format!("[2] 2 read {nothing}")];
+    assert_eq!(done.sorted(), expected);
 }
 
 #[test]
@@ -162,23 +124,6 @@ fn a_last_line_without_a_newline_is_shown_and_an_endless_one_is_cut() {
     let done = run(&mut launch(1, "head -c 3000000 /dev/zero | tr '\\0' x"));
     assert_eq!(done.stdout.lines().map(|line| line.len() - "[0] ".len()).sum::<usize>(), 3_000_000);
     assert_eq!(done.stdout.lines().count(), 3);
-}
-
-/// A directory where scripts write their process numbers, and the script's part that does it: its own, and
-/// that of a child which would live for long and is deaf to gentle words.
-fn pids() -> (TempDir, String) {
-    let directory = TempDir::new().expect("a directory");
-    let file = directory.path().join("pids");
-    let script = format!(
-        "sh -c 'trap \"\" TERM INT HUP; while :; do sleep 1; done' >/dev/null 2>&1 & echo $! >>'{0}'; echo $$ >>'{0}'\n",
-        file.display()
-    );
-    (directory, script)
-}
-
-/// The numbers of all processes that [`pids`] started for so many ranks.
-fn started(directory: &Path, ranks: usize) -> Vec<String> {
-    wait_for_lines(&directory.join("pids"), 2 * ranks)
 }
 
 #[test]
@@ -222,11 +167,6 @@ fn output_before_a_failure_is_not_lost() {
 fn running(ranks: usize, directory: &Path, script: &str) -> (Child, Vec<String>) {
     let child = launch(ranks, &format!("{script}wait; sleep 600")).spawn().expect("starts");
     (child, started(directory, ranks))
-}
-
-fn send(child: &Child, signal: Signal) {
-    let pid = Pid::from_raw(child.id() as i32).expect("a process number");
-    kill_process(pid, signal).expect("sends");
 }
 
 #[test]

@@ -4,10 +4,10 @@
 //! everything that happens reaches this one as an [`Event`]. A rank that has ended stays a zombie until the
 //! whole job is over, so that the number of its process group cannot become somebody else's.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
@@ -16,12 +16,17 @@ use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGPIPE, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
+use super::exit::{Exit, of_signal, signal_name};
 use super::keeper::Keeper;
 use super::output::Output;
-use super::rank::{Exit, Rank};
+use super::rank::{Rank, on_host};
 use super::secret::Secret;
+use super::ssh::Ssh;
 use super::{Event, group};
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
+
+/// Connections to one host that are being made at the same time. sshd turns some away from ten on.
+const CONNECTING: usize = 8;
 
 /// What to run, and where.
 pub(crate) struct Job {
@@ -36,15 +41,19 @@ pub(crate) struct Job {
     pub(crate) directory: Option<PathBuf>,
     /// The program and its arguments.
     pub(crate) program: Vec<OsString>,
+    /// How to reach other machines, if there are any.
+    pub(crate) ssh: Option<Ssh>,
     /// Whether output lines begin with their rank.
     pub(crate) prefix: bool,
 }
 
 /// Where a rank runs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// On this machine.
     Here,
+    /// On this host, behind ssh.
+    Ssh(String),
 }
 
 impl Job {
@@ -57,22 +66,29 @@ impl Job {
         let keeper = Keeper::start().context("cannot start the process that ends orphaned ranks")?;
         let output = Output::start(self.prefix, sender).context("cannot start the thread for output")?;
         let mut running = Running {
+            job: self,
             events,
             keeper,
             output,
             ranks: Vec::new(),
+            pending: VecDeque::new(),
             failure: None,
             deadline: None,
             killed: false,
             drained: false,
         };
-        if let Err(failure) = running.start(&self) {
+        if let Err(failure) = running.start() {
             running.fail(failure);
         }
         running.watch();
         running.clear_up();
         running.drain();
         running.result()
+    }
+
+    /// The program's name, for messages.
+    fn program_name(&self) -> String {
+        self.program.first().map_or_else(String::new, |name| name.display().to_string())
     }
 }
 
@@ -93,10 +109,13 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
 
 /// A job whose ranks have been started.
 struct Running {
+    job: Job,
     events: Receiver<Event>,
     keeper: Keeper,
     output: Output,
     ranks: Vec<Rank>,
+    /// Ranks behind ssh that have not been started yet.
+    pending: VecDeque<usize>,
     /// The first cause, once something went wrong. From then on the ranks are being ended.
     failure: Option<Failure>,
     /// When patience with the ranks that are being ended runs out.
@@ -106,21 +125,46 @@ struct Running {
 }
 
 impl Running {
-    fn start(&mut self, job: &Job) -> Result<(), Failure> {
+    fn start(&mut self) -> Result<(), Failure> {
         let mut hand_overs = Vec::new();
-        for number in 0..job.places.len() {
-            let (rank, hand_over) = Rank::start(number, job, &mut self.keeper, &self.output)?;
+        for number in 0..self.job.places.len() {
+            if let Place::Ssh(_) = self.job.places[number] {
+                self.pending.push_back(number);
+                continue;
+            }
+            let (rank, hand_over) = Rank::start_here(number, &self.job, &mut self.keeper, &self.output)?;
             self.ranks.push(rank);
-            hand_overs.push(hand_over);
+            hand_overs.push((number, hand_over));
         }
+        self.start_pending()?;
         // Only now, so that they come up side by side.
-        for (number, hand_over) in hand_overs.into_iter().enumerate() {
+        for (number, hand_over) in hand_overs {
             hand_over.started().map_err(|error| {
-                let program =
-                    job.program.first().map_or_else(Default::default, |name| name.display().to_string());
-                let message = format!("cannot start `{program}` as rank {number}");
+                let message = format!("cannot start `{}` as rank {number}", self.job.program_name());
                 Failure::usage(anyhow::Error::new(error).context(message))
             })?;
+        }
+        Ok(())
+    }
+
+    /// Starts ranks behind ssh, as many as their hosts take at the moment.
+    fn start_pending(&mut self) -> anyhow::Result<()> {
+        let places = &self.job.places;
+        let mut connecting: HashMap<String, usize> = HashMap::new();
+        for rank in self.ranks.iter().filter(|rank| rank.is_connecting()) {
+            *connecting.entry(on_host(&places[rank.number()])).or_default() += 1;
+        }
+        for _ in 0..self.pending.len() {
+            let Some(number) = self.pending.pop_front() else { break };
+            let Place::Ssh(host) = &places[number] else { continue };
+            let connecting = connecting.entry(on_host(&places[number])).or_default();
+            if *connecting >= CONNECTING {
+                self.pending.push_back(number);
+                continue;
+            }
+            *connecting += 1;
+            let rank = Rank::start_far(number, host, &self.job, &mut self.keeper, &self.output)?;
+            self.ranks.push(rank);
         }
         Ok(())
     }
@@ -128,22 +172,28 @@ impl Running {
     /// Waits for every rank, and ends them all when one fails.
     fn watch(&mut self) {
         self.look();
-        while self.ranks.iter().any(|rank| rank.exit().is_none()) {
+        while !self.pending.is_empty() || self.ranks.iter().any(|rank| !rank.is_over()) {
+            if self.pending.is_empty() && self.ranks.iter().all(|rank| rank.exit().is_some()) && !self.killed
+            {
+                // Only connections are left. They go when the far ends have let go of them.
+                self.deadline.get_or_insert_with(|| Instant::now() + group::GRACE);
+            }
             match self.next() {
                 Some(event) => self.handle(event),
-                None => self.kill(),
+                None if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) => self.kill(),
+                None => self.look(),
             }
         }
     }
 
-    /// The next event, or `None` when the deadline has passed.
+    /// The next event, or `None` when it is time to look or the deadline has passed.
     fn next(&mut self) -> Option<Event> {
-        let event = match self.deadline {
-            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())),
-        };
-        // The thread that watches signals holds a sender for ever, so there is no other error.
-        event.ok()
+        let look = self.ranks.iter().filter_map(Rank::look_at).min();
+        // The thread that watches signals holds a sender for ever, so events do not end.
+        match look.into_iter().chain(self.deadline).min() {
+            None => self.events.recv().ok(),
+            Some(until) => self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
+        }
     }
 
     fn handle(&mut self, event: Event) {
@@ -155,38 +205,63 @@ impl Running {
                     // Asked again, or asked while already at it: no more patience.
                     return self.kill();
                 }
-                let text = anyhow!("ended every rank on {}", name(signal));
-                self.fail(Failure::with_status(128 + signal as u8, text));
+                let text = anyhow!("ended every rank on {}", signal_name(signal));
+                self.fail(Failure::with_status(of_signal(signal), text));
             }
             Event::OutputFailed(error) => {
                 let status = match error.kind() {
-                    std::io::ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
+                    std::io::ErrorKind::BrokenPipe => of_signal(SIGPIPE),
                     _ => 1,
                 };
                 let error = anyhow::Error::new(error).context("cannot write what the ranks print");
                 self.fail(Failure::with_status(status, error));
             }
             Event::OutputDone => self.drained = true,
+            Event::Said { rank, message } => {
+                if let Some(rank) = self.ranks.iter_mut().find(|other| other.number() == rank) {
+                    let ended = rank.hear(&message).map(|exit| (rank.number(), exit));
+                    self.judge(ended);
+                }
+                self.go_on();
+            }
+            Event::Closed { rank, text } => {
+                if let Some(rank) = self.ranks.iter_mut().find(|other| other.number() == rank) {
+                    rank.hear_no_more(text);
+                }
+                self.look();
+            }
         }
     }
 
     /// Sees which ranks have ended.
     fn look(&mut self) {
+        let ended: Vec<_> =
+            self.ranks.iter_mut().filter_map(|rank| Some((rank.number(), rank.look()?))).collect();
+        self.judge(ended);
+        self.go_on();
+    }
+
+    /// Whether ranks that ended practically together, in the order of their numbers, are the job's end.
+    fn judge(&mut self, ended: impl IntoIterator<Item = (usize, Exit)>) {
         let mut worst: Option<(usize, Exit)> = None;
-        for rank in &mut self.ranks {
-            let Some(exit) = rank.look() else { continue };
-            // Those that ended since the last look ended practically together. A rank whose peer is lost
-            // leaves with an error, so signals and unusual statuses are nearer to the cause.
+        for (number, exit) in ended {
             if exit.gravity() > worst.map_or(0, |(_, worst)| worst.gravity()) {
-                worst = Some((rank.number(), exit));
+                worst = Some((number, exit));
             }
         }
-        if let Some((number, exit)) = worst {
-            let message = match exit {
-                Exit::Status(status) => anyhow!("rank {number} exited with status {status}"),
-                Exit::Signal(signal) => anyhow!("rank {number} was killed by {}", name(signal)),
-            };
-            self.fail(Failure::with_status(exit.status(), message));
+        let Some((number, exit)) = worst else { return };
+        if let Some(rank) = self.ranks.iter().find(|rank| rank.number() == number) {
+            let failure = exit.failure(rank, &self.job.places[number], &self.job.program_name());
+            self.fail(failure);
+        }
+    }
+
+    /// Starts what had to wait for others, if all is well.
+    fn go_on(&mut self) {
+        if self.failure.is_none()
+            && let Err(error) = self.start_pending()
+        {
+            self.fail(error.into());
         }
     }
 
@@ -194,6 +269,7 @@ impl Running {
     fn fail(&mut self, failure: Failure) {
         if self.failure.is_none() {
             self.failure = Some(failure);
+            self.pending.clear();
             self.deadline = Some(Instant::now() + group::GRACE);
             for rank in &mut self.ranks {
                 rank.end();
@@ -216,7 +292,7 @@ impl Running {
             group::signal(rank.group(), Signal::STOP);
         }
         if let Err(error) = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP) {
-            crate::failure::say(format_args!("cannot stop: {error}"));
+            say(format_args!("cannot stop: {error}"));
         }
         for rank in &self.ranks {
             group::signal(rank.group(), Signal::CONT);
@@ -240,6 +316,8 @@ impl Running {
         for &group in &left {
             group::signal(group, Signal::KILL);
         }
+        // The kernel needs a moment, and longer for a process that waits for a device.
+        group::wait_until_gone(&mut left, Instant::now() + group::GRACE / 2);
         for &group in &groups {
             if self.keeper.release(group).is_err() {
                 // It is gone, so it will not end anybody by mistake.
@@ -267,13 +345,5 @@ impl Running {
     fn result(self) -> Result<(), Failure> {
         self.keeper.finish().context("cannot end the keeper")?;
         self.failure.map_or(Ok(()), Err)
-    }
-}
-
-/// A signal as people look it up.
-fn name(signal: i32) -> String {
-    match signal_hook::low_level::signal_name(signal) {
-        Some(name) => format!("signal {signal} ({name})"),
-        None => format!("signal {signal}"),
     }
 }

@@ -5,34 +5,44 @@
 //! ranks write and rank 0 reads.
 
 mod entry;
+mod exit;
 mod group;
+mod hosts;
 mod job;
 mod keeper;
 mod lines;
 mod output;
 mod port;
+mod quote;
 mod rank;
 mod secret;
+mod ssh;
 mod stdin;
 
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
 pub(crate) use self::entry::enter;
+use self::hosts::Hosts;
 pub(crate) use self::job::{Job, Place};
 pub(crate) use self::keeper::keep;
 use self::secret::Secret;
-use crate::args::{LaunchArgs, RunArgs};
+use self::ssh::Ssh;
+use crate::args::{LaunchArgs, RunArgs, variable};
 use crate::failure::Failure;
 
 /// What happens while a job runs.
 enum Event {
     /// A signal arrived for the launcher.
     Signal(i32),
+    /// A rank's far end has a message for the launcher.
+    Said { rank: usize, message: String },
+    /// A rank's far end, or its ssh, writes no more. This is what it wrote if the rank did not start.
+    Closed { rank: usize, text: String },
     /// Our own output cannot be written.
     OutputFailed(io::Error),
     /// All output is written.
@@ -41,16 +51,24 @@ enum Event {
 
 /// Runs the command.
 pub(crate) fn run(args: LaunchArgs) -> Result<(), Failure> {
-    local(args.ranks as usize, args.run, args.program)?.run()
+    let LaunchArgs { ranks, hosts, hostfile, coordinator, run, program } = args;
+    let hosts = match (hosts, hostfile) {
+        (Some(list), _) => Some(Hosts::from_list(&list).context("--hosts").map_err(Failure::usage)?),
+        (None, Some(path)) => Some(Hosts::from_file(&path).map_err(Failure::usage)?),
+        (None, None) => None,
+    };
+    let ranks = ranks.map(|ranks| ranks as usize);
+    let job = match hosts {
+        None => local(ranks.unwrap_or(1), run, program)?,
+        Some(hosts) => on_hosts(hosts, ranks, coordinator.as_deref(), run, program)?,
+    };
+    job.run()
 }
 
 /// A job of ranks on this machine.
 pub(crate) fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Result<Job, Failure> {
     if let Some(directory) = &args.cwd {
-        let found = directory.metadata().with_context(|| format!("cannot run in {}", directory.display()));
-        if !found.map_err(Failure::usage)?.is_dir() {
-            return Err(Failure::usage(anyhow!("cannot run in {}: not a directory", directory.display())));
-        }
+        check_directory(directory).map_err(Failure::usage)?;
     }
     let port = port::on_loopback(args.port)?;
     Ok(Job {
@@ -60,8 +78,91 @@ pub(crate) fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Resu
         environment: environment(&args),
         directory: args.cwd,
         program,
+        ssh: None,
         prefix: true,
     })
+}
+
+/// A job of ranks on several machines.
+fn on_hosts(
+    mut hosts: Hosts,
+    ranks: Option<usize>,
+    coordinator: Option<&str>,
+    args: RunArgs,
+    program: Vec<OsString>,
+) -> Result<Job, Failure> {
+    if let Some(ranks) = ranks {
+        hosts.limit(ranks).map_err(Failure::usage)?;
+    }
+    if hosts.ranks.iter().all(|host| hosts::is_here(host)) && coordinator.is_none() {
+        return local(hosts.ranks.len(), args, program);
+    }
+    let coordinator = coordinator_address(&hosts, coordinator, args.port)?;
+    let mut variables: Vec<(OsString, OsString)> = Vec::new();
+    if let Some(devices) = &hosts.devices
+        && env::var_os("RACCL_DEVICES").is_none()
+    {
+        variables.push(("RACCL_DEVICES".into(), devices.to_string().into()));
+    }
+    for text in &hosts.environment {
+        let pair = variable(text.into()).map_err(|error| anyhow!("`envs` of the hostfile: {error}"));
+        variables.push(pair.map_err(Failure::usage)?);
+    }
+    variables.extend(environment(&args));
+    if let Some((name, _)) = variables.iter().find(|(name, _)| !is_shell_name(name.as_encoded_bytes())) {
+        let name = name.display();
+        return Err(Failure::usage(anyhow!(
+            "`{name}` cannot be set on other machines: a shell has no such names"
+        )));
+    }
+    let place = |host: String| if hosts::is_here(&host) { Place::Here } else { Place::Ssh(host) };
+    Ok(Job {
+        places: hosts.ranks.into_iter().map(place).collect(),
+        coordinator,
+        secret: Secret::new().context("no random bytes for the job's secret")?,
+        environment: variables,
+        directory: args.cwd,
+        program,
+        ssh: Some(Ssh::from_environment().map_err(Failure::usage)?),
+        prefix: true,
+    })
+}
+
+/// Where rank 0 will listen: what the user says, or else the first host by the name that ssh knows it by.
+fn coordinator_address(hosts: &Hosts, wanted: Option<&str>, port: Option<u16>) -> Result<String, Failure> {
+    let (host, wanted_port) = match wanted {
+        Some(wanted) => hosts::host_and_port(wanted).context("--coordinator").map_err(Failure::usage)?,
+        None => {
+            let first = hosts.ranks.first().map(String::as_str).unwrap_or_default();
+            let address = hosts.address.as_deref().unwrap_or(hosts::machine(first));
+            if hosts::is_here(address) {
+                return Err(Failure::usage(anyhow!(
+                    "the others cannot reach rank 0 at {address}; name the first host as they see it, or give --coordinator HOST"
+                )));
+            }
+            (address, None)
+        }
+    };
+    let port = match port.or(wanted_port) {
+        Some(port) => port,
+        None => port::random()?,
+    };
+    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+}
+
+fn check_directory(directory: &Path) -> anyhow::Result<()> {
+    let what = || format!("cannot run in {}", directory.display());
+    if directory.metadata().with_context(what)?.is_dir() {
+        Ok(())
+    } else {
+        Err(anyhow!("not a directory").context(what()))
+    }
+}
+
+/// Whether a shell can have a variable of this name.
+fn is_shell_name(name: &[u8]) -> bool {
+    let word = |byte: u8| byte == b'_' || byte.is_ascii_alphanumeric();
+    name.first().is_some_and(|first| !first.is_ascii_digit()) && name.iter().copied().all(word)
 }
 
 /// The variables that are the same for all ranks; those of the command line last, so they win.

@@ -25,6 +25,9 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// Bytes read at once.
 const PIECE: usize = 1 << 16;
 
+/// Most that is kept of what ssh says before its rank has started.
+const HELD: usize = 1 << 14;
+
 /// Prefix colours, by rank.
 const COLOURS: [AnsiColor; 6] = [
     AnsiColor::Cyan,
@@ -47,6 +50,9 @@ pub(super) struct Stream {
     pub(super) rank: usize,
     pub(super) from: OwnedFd,
     pub(super) to: To,
+    /// On the standard error of a rank behind ssh: what the lines that are meant for the launcher hold
+    /// before their message.
+    pub(super) mark: Option<Vec<u8>>,
 }
 
 /// The thread that does it.
@@ -109,6 +115,8 @@ struct Pump {
 struct Open {
     stream: Stream,
     lines: Lines,
+    /// What ssh said so far, until the rank has started.
+    held: Option<Vec<u8>>,
 }
 
 impl Pump {
@@ -135,7 +143,7 @@ impl Pump {
         while let Some(open) = self.streams.pop() {
             self.close(open);
         }
-        // Nobody waits when the launcher has been told to leave at once.
+        // Nobody may be waiting, as in `close`.
         let _ = self.events.send(Event::OutputDone);
     }
 
@@ -145,7 +153,8 @@ impl Pump {
         for order in self.inbox.try_iter() {
             match order {
                 Order::Add(stream) => {
-                    self.streams.push(Open { stream, lines: Lines::default() });
+                    let held = stream.mark.is_some().then(Vec::new);
+                    self.streams.push(Open { stream, lines: Lines::default(), held });
                 }
                 Order::Finish => self.finishing = true,
             }
@@ -178,9 +187,10 @@ impl Pump {
             }
             Ok(length) => {
                 let mut out = Vec::with_capacity(length + 64);
-                let Open { stream, lines } = open;
-                lines
-                    .feed(&buffer[..length], |line| self.writer.line(stream.rank, stream.to, line, &mut out));
+                let Open { stream, lines, held } = open;
+                lines.feed(&buffer[..length], |line| {
+                    deliver(line, stream, held, &self.writer, &self.events, &mut out);
+                });
                 let to = stream.to;
                 self.write(to, &out);
             }
@@ -188,10 +198,15 @@ impl Pump {
     }
 
     fn close(&mut self, open: Open) {
-        let Open { stream, mut lines } = open;
+        let Open { stream, mut lines, mut held } = open;
         let mut out = Vec::new();
-        lines.finish(|line| self.writer.line(stream.rank, stream.to, line, &mut out));
+        lines.finish(|line| deliver(line, &stream, &mut held, &self.writer, &self.events, &mut out));
         self.write(stream.to, &out);
+        if stream.mark.is_some() {
+            let text = held.map(|text| String::from_utf8_lossy(&text).into_owned());
+            // Nobody waits when the launcher has been told to leave at once.
+            let _ = self.events.send(Event::Closed { rank: stream.rank, text: text.unwrap_or_default() });
+        }
     }
 
     fn write(&mut self, to: To, bytes: &[u8]) {
@@ -202,6 +217,41 @@ impl Pump {
 
     fn report(&mut self, error: io::Error) {
         let _ = self.events.send(Event::OutputFailed(error));
+    }
+}
+
+/// One complete line: to the output, or to the launcher when it carries the mark.
+fn deliver(
+    line: &[u8],
+    stream: &Stream,
+    held: &mut Option<Vec<u8>>,
+    writer: &Writer,
+    events: &Sender<Event>,
+    out: &mut Vec<u8>,
+) {
+    let marked = stream.mark.as_ref().and_then(|mark| {
+        let at = line.windows(mark.len()).position(|part| part == &mark[..])?;
+        Some((&line[..at], &line[at + mark.len()..]))
+    });
+    let text = marked.map_or(line, |(before, _)| before);
+    match held {
+        _ if marked.is_some() && text.is_empty() => {}
+        Some(held) if held.len() + text.len() < HELD => {
+            held.extend_from_slice(text);
+            held.push(b'\n');
+        }
+        Some(_) => {}
+        None => writer.line(stream.rank, stream.to, text, out),
+    }
+    if let Some((_, message)) = marked {
+        if let Some(held) = held.take() {
+            // It did start, so this was no more than a greeting.
+            for line in held.strip_suffix(b"\n").into_iter().flat_map(|held| held.split(|&b| b == b'\n')) {
+                writer.line(stream.rank, stream.to, line, out);
+            }
+        }
+        let message = String::from_utf8_lossy(message).into_owned();
+        let _ = events.send(Event::Said { rank: stream.rank, message });
     }
 }
 

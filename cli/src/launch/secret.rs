@@ -33,12 +33,18 @@ impl Secret {
         &mut self.0
     }
 
-    /// A pipe that holds the secret and nothing else, open for the programs this process becomes.
+    /// The form in which ranks read it, without the newline at its end.
+    pub(super) fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A pipe that holds the secret as a line and nothing else, open for the programs this process becomes.
     pub(super) fn into_pipe(self) -> io::Result<OwnedFd> {
         let (read, write) = rustix::pipe::pipe()?;
-        // 32 bytes always fit in an empty pipe, so this neither blocks nor stops half-way.
-        let written = rustix::io::write(&write, &self.0)?;
-        if written == LENGTH { Ok(read) } else { Err(io::ErrorKind::WriteZero.into()) }
+        let line = self.to_hex() + "\n";
+        // An empty pipe has room for that, so this neither blocks nor stops half-way.
+        let written = rustix::io::write(&write, line.as_bytes())?;
+        if written == line.len() { Ok(read) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 }
 
@@ -58,10 +64,11 @@ mod tests {
     #[test]
     fn a_pipe_holds_the_secret_and_then_ends() {
         let secret = Secret::new().expect("random bytes");
-        let expected = secret.bytes().to_vec();
-        let mut read = Vec::new();
-        File::from(secret.into_pipe().expect("a pipe")).read_to_end(&mut read).expect("reads");
-        assert_eq!(read, expected);
+        let digits = secret.to_hex();
+        assert_eq!(digits.len(), 2 * LENGTH);
+        let mut read = String::new();
+        File::from(secret.into_pipe().expect("a pipe")).read_to_string(&mut read).expect("reads");
+        assert_eq!(read, format!("{digits}\n"));
     }
 
     #[test]

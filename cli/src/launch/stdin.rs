@@ -21,49 +21,51 @@ pub(super) fn for_local_rank() -> io::Result<OwnedFd> {
     }
     let (read, write) = io::pipe()?;
     let write = OwnedFd::from(write);
-    copy(move |bytes| {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            match rustix::io::write(&write, rest) {
-                Ok(length) => rest = &rest[length..],
-                Err(Errno::INTR) => {}
-                // Rank 0 does not read any more.
-                Err(_) => return false,
+    thread::Builder::new().name("stdin".into()).spawn(move || {
+        self::read(|piece| {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                match rustix::io::write(&write, rest) {
+                    Ok(length) => rest = &rest[length..],
+                    Err(Errno::INTR) => {}
+                    // Rank 0 does not read any more.
+                    Err(_) => return false,
+                }
             }
-        }
-        true
+            true
+        });
     })?;
     Ok(read.into())
 }
 
-/// Starts a thread that gives `sink` all we read, piece by piece, until the end or until the sink returns
-/// false. The sink is dropped then.
-pub(super) fn copy(mut sink: impl FnMut(&[u8]) -> bool + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name("stdin".into()).spawn(move || {
-        let stdin = io::stdin();
-        let mut buffer = vec![0; 1 << 16];
-        loop {
-            // Waiting does not stop a process in the terminal's background, but reading would.
-            match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None) {
-                Ok(_) if in_background() => {
-                    thread::sleep(BACKGROUND);
-                    continue;
-                }
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
+/// Gives `sink` all we read, piece by piece, and at the end an empty piece, until it returns false.
+pub(super) fn read(mut sink: impl FnMut(&[u8]) -> bool) {
+    let stdin = io::stdin();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        // Waiting does not stop a process in the terminal's background, but reading would.
+        match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None) {
+            Ok(_) if in_background() => {
+                thread::sleep(BACKGROUND);
+                continue;
             }
-            match rustix::io::read(&stdin, &mut buffer[..]) {
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Ok(0) | Err(_) => return,
-                Ok(length) => {
-                    if !sink(&buffer[..length]) {
-                        return;
-                    }
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            // There is nothing to wait for in what cannot be read.
+            Err(_) => break,
+        }
+        match rustix::io::read(&stdin, &mut buffer[..]) {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // An input that cannot be read is an empty one, as for programs whose parent closed it.
+            Ok(0) | Err(_) => break,
+            Ok(length) => {
+                if !sink(&buffer[..length]) {
+                    return;
                 }
             }
         }
-    })?;
-    Ok(())
+    }
+    sink(&[]);
 }
 
 /// Whether our input is a terminal whose foreground is somebody else's.

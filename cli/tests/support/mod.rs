@@ -1,15 +1,17 @@
 //! Runs the real command with small programs for `sh`.
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
 
 /// Much longer than anything here takes; what is still waited for then never comes.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -117,3 +119,81 @@ pub(crate) fn hex(bytes: impl AsRef<OsStr>) -> String {
 
 /// Defines `hex` for scripts: its standard input as hexadecimal digits and a newline.
 pub(crate) const HEX: &str = "hex() { od -An -v -tx1 | tr -d ' \\n'; echo; }\n";
+
+/// Values that a careless launcher mangles.
+fn values() -> Vec<OsString> {
+    let values: [&[u8]; 14] = [
+        b"",
+        b" ",
+        b"two words",
+        b"it's \"quoted\"",
+        b"$HOME `id` $(id) ${x}",
+        b"back\\slash \\n \\",
+        b"new\nline\n",
+        b"tab\there",
+        b"not utf-8: \xff\xfe\x80",
+        b"*?[a]~ ; & | < > ! # % =",
+        b"--",
+        b"-n",
+        b"'",
+        "\u{e9}\u{4e16}".as_bytes(),
+    ];
+    values.iter().map(|bytes| OsString::from_vec(bytes.to_vec())).collect()
+}
+
+/// Adds such values as variables and arguments, and a program that shows them.
+pub(crate) fn echoing(command: &mut Command) -> &mut Command {
+    let mut script = String::from(HEX);
+    script.push_str("for argument; do printf %s \"$argument\" | hex; done\n");
+    for (index, value) in values().iter().enumerate() {
+        let mut variable = OsString::from(format!("V{index}="));
+        variable.push(value);
+        command.arg("--env").arg(variable);
+        script.push_str(&format!("printf %s \"$V{index}\" | hex\n"));
+    }
+    command.args(["--", "sh", "-c", &script, "sh"]).args(values())
+}
+
+/// Checks that every rank showed them.
+pub(crate) fn assert_echoed(done: &Done, ranks: usize) {
+    for rank in 0..ranks {
+        let prefix = format!("[{rank}] ");
+        let lines: Vec<_> = done.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let expected: Vec<_> = values().iter().chain(&values()).map(hex).collect();
+        assert_eq!(lines, expected);
+    }
+}
+
+/// More input than pipes and sockets hold, with every byte in it.
+pub(crate) fn much_input() -> Vec<u8> {
+    (0..150_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+/// What `cksum` prints for an input.
+pub(crate) fn cksum(input: &[u8]) -> String {
+    let mut command = Command::new("cksum");
+    run_with_input(command.stdout(Stdio::piped()), input).stdout.trim().to_owned()
+}
+
+/// A directory where scripts write their process numbers, and the script's part that does it: its own, and
+/// that of a child which would live for long and is deaf to gentle words.
+pub(crate) fn pids() -> (TempDir, String) {
+    let directory = TempDir::new().expect("a directory");
+    let file = directory.path().join("pids");
+    let script = format!(
+        "sh -c 'trap \"\" TERM INT HUP; while :; do sleep 1; done' >/dev/null 2>&1 & echo $! >>'{0}'; echo $$ >>'{0}'\n",
+        file.display()
+    );
+    (directory, script)
+}
+
+/// The numbers of all processes that [`pids`] started for so many ranks.
+pub(crate) fn started(directory: &Path, ranks: usize) -> Vec<String> {
+    wait_for_lines(&directory.join("pids"), 2 * ranks)
+}
+
+/// Sends a signal to a command that runs.
+pub(crate) fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id() as i32).expect("a process number");
+    kill_process(pid, signal).expect("sends");
+}
