@@ -41,15 +41,16 @@ fn all_gather(shape: &Shape, counts: &[usize]) -> Steps {
     for peer in shape.preceding() {
         steps.recv(peer, Span::output(part_of(counts, peer)), vec![]);
     }
-    place_own_part(&mut steps, shape, counts);
+    if let Some((from, into)) = own_part(shape, counts) {
+        steps.copy(from, into, vec![]);
+    }
     steps
 }
 
-/// An all-gather's copy of this rank's own part into the output.
-pub(super) fn place_own_part(steps: &mut Steps, shape: &Shape, counts: &[usize]) {
-    if !shape.in_place && counts[shape.rank] > 0 {
-        steps.copy(Span::input(0..counts[shape.rank]), Span::output(part_of(counts, shape.rank)), vec![]);
-    }
+/// This rank's own part of an all-gather: where it is and where it goes, unless that is the same.
+pub(super) fn own_part(shape: &Shape, counts: &[usize]) -> Option<(Span, Span)> {
+    let len = counts[shape.rank];
+    (!shape.in_place && len > 0).then(|| (Span::input(0..len), Span::output(part_of(counts, shape.rank))))
 }
 
 fn reduce_scatter(shape: &Shape, counts: &[usize]) -> Steps {

@@ -11,8 +11,13 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
     let mut heard = Vec::new();
     let mut distance = 1;
     while distance < shape.size {
-        steps.send(shape.above(distance), Span::empty(), heard.clone());
-        heard.push(After::Whole(steps.recv(shape.below(distance), Span::empty(), vec![])));
+        // The receiver lacks so many ranks' flags; in the last round that may be fewer than this rank has heard of.
+        let lacking = distance.min(shape.size - distance);
+        let passed_on =
+            heard.iter().filter(|(nearest, _)| *nearest < lacking).map(|&(_, recv)| recv).collect();
+        steps.send(shape.above(distance), Span::empty(), passed_on);
+        let recv = steps.recv(shape.below(distance), Span::empty(), vec![]);
+        heard.push((distance, After::Whole(recv)));
         distance *= 2;
     }
     Some(steps)

@@ -6,14 +6,29 @@
 //! One file per algorithm turns a shape into [`Steps`]; [`make`] is the door to them all, [`choose`] picks one.
 #![forbid(unsafe_code)]
 
+mod bidirectional_ring;
 mod binomial;
+mod chain;
 mod direct;
 mod dissemination;
+mod line;
 mod one_shot;
+mod partials;
 mod parts;
+mod recursive_doubling;
+mod recursive_halving;
+mod relay;
+mod ring;
+mod routed;
 mod select;
 mod steps;
+#[cfg(test)]
+mod tests;
+mod tree;
 mod two_shot;
+mod two_sided;
+#[cfg(test)]
+mod verify;
 
 use std::ops::Range;
 
@@ -34,10 +49,16 @@ pub(crate) fn make(shape: &Shape, algorithm: Algorithm) -> Option<Plan> {
         _ if shape.size == 1 => None,
         Algorithm::OneShot => one_shot::make(shape),
         Algorithm::TwoShot => two_shot::make(shape),
+        Algorithm::Ring => ring::make(shape),
+        Algorithm::BidirectionalRing => bidirectional_ring::make(shape),
+        Algorithm::Line => line::make(shape),
+        Algorithm::Relay => relay::make(shape),
+        Algorithm::RecursiveDoubling => recursive_doubling::make(shape),
+        Algorithm::RecursiveHalving => recursive_halving::make(shape),
         Algorithm::Dissemination => dissemination::make(shape),
         Algorithm::Binomial => binomial::make(shape),
+        Algorithm::Chain => chain::make(shape),
         Algorithm::Direct => direct::make(shape),
-        _ => None,
     }?;
     Some(steps.into_plan(algorithm))
 }
@@ -118,7 +139,7 @@ pub(crate) enum Action {
     /// Fold one stream of messages of each `Leaf::Peer` with the local spans, in the canonical tree over the leaves in the
     /// order given, into a span. `finish`: this is the final value (Avg divides by the communicator's size, then rounds).
     /// Received elements are kept by the engine until folded, they need no scratch. `into` may be exactly one of the local
-    /// spans.
+    /// spans. If it is none of them and the step waits for no other, the engine may receive the first peer's elements there.
     RecvFold { leaves: Vec<Leaf>, into: Span, finish: bool },
     /// The same without peers.
     Fold { leaves: Vec<Span>, into: Span, finish: bool },
@@ -177,6 +198,10 @@ pub enum Algorithm {
     Ring,
     /// Around a ring in both directions at once.
     BidirectionalRing,
+    /// Along a line in both directions at once.
+    Line,
+    /// Passed on by the neighbours on a ring, in both directions, and folded locally.
+    Relay,
     /// Exchange with partners at doubling distance.
     RecursiveDoubling,
     /// Recursive halving, then recursive doubling (Rabenseifner).
@@ -189,4 +214,17 @@ pub enum Algorithm {
     Chain,
     /// Directly from or to every rank.
     Direct,
+}
+
+impl Algorithm {
+    /// True when every message goes to a neighbour on the ring of all ranks.
+    pub(crate) fn runs_on_a_ring(self) -> bool {
+        use Algorithm::{BidirectionalRing, Chain, Relay, Ring};
+        self.runs_on_a_line() || matches!(self, Ring | BidirectionalRing | Relay | Chain)
+    }
+
+    /// True when every message goes to a neighbour on the line from rank 0 to the last.
+    pub(crate) fn runs_on_a_line(self) -> bool {
+        matches!(self, Algorithm::Local | Algorithm::Line)
+    }
 }

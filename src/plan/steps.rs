@@ -61,6 +61,20 @@ impl Span {
         Span { buffer, repr, ranges: if range.is_empty() { Vec::new() } else { vec![range] } }
     }
 
+    /// The elements of all ranges, in increasing order, whatever order they come in.
+    pub(super) fn gathered(buffer: Buffer, repr: Repr, mut ranges: Vec<Range<usize>>) -> Span {
+        ranges.retain(|range| !range.is_empty());
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let adjacent = next.start == range.end;
+            if adjacent {
+                range.end = next.end;
+            }
+            adjacent
+        });
+        Span { buffer, repr, ranges }
+    }
+
     pub(super) fn input(range: Range<usize>) -> Span {
         Span::new(Buffer::Input, Repr::Raw, range)
     }
@@ -77,6 +91,13 @@ impl Span {
     /// The number of elements.
     pub(crate) fn len(&self) -> usize {
         self.ranges.iter().map(ExactSizeIterator::len).sum()
+    }
+}
+
+impl Plan {
+    /// The elements that a step moves at a time.
+    pub(crate) fn chunk_elements(&self, raw_size: usize) -> usize {
+        (self.chunk / raw_size).max(1)
     }
 }
 
