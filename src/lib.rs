@@ -13,3 +13,7 @@ pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;
 pub use plan::Algorithm;
+pub use reduce::{
+    Avg, BitAnd, BitOr, BitXor, Custom, DType, Element, Fractional, Integer, Max, Min, Number, Operation,
+    Ordered, ParseDTypeError, ParseReduceOpError, Prod, ReduceOp, Reducer, Sum, reduce_local,
+};

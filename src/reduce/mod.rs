@@ -1,10 +1,31 @@
-//! Element types, reduction operations and the kernels that fold them.
+//! Reducing elements: types, operations and the kernels that carry them out.
+//!
+//! The kernels know nothing of ranks or of transport. They fold any number of sources in memory, in the order
+//! of one fixed [tree](tree) over them, to exactly the bits that a plain scalar program in that order gives:
+//! nothing is contracted or reassociated, denormals are kept, and f16 and bf16 are computed in f32 and rounded
+//! once, to nearest even. Only which NaN a NaN is may differ.
 
-/// How an element is represented in a buffer or message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Repr {
-    /// As the user has it.
-    Raw,
-    /// As partial results have it: f16 and bf16 as f32, everything else unchanged.
-    Acc,
-}
+mod arithmetic;
+mod blocks;
+mod custom;
+mod dispatch;
+mod dtype;
+mod job;
+mod local;
+mod loops;
+mod operation;
+mod reducer;
+mod stream;
+#[cfg(test)]
+mod tests;
+pub(crate) mod tree;
+
+pub use dtype::{DType, Element, Fractional, Integer, Number, Ordered, ParseDTypeError};
+pub use local::reduce_local;
+pub use operation::{
+    Avg, BitAnd, BitOr, BitXor, Custom, Max, Min, Operation, ParseReduceOpError, Prod, ReduceOp, Sum,
+};
+pub use reducer::Reducer;
+
+pub(crate) use reducer::{Repr, Source};
+pub(crate) use stream::copy;

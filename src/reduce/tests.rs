@@ -1,0 +1,484 @@
+//! Every kernel against a scalar oracle, bit by bit.
+
+use std::num::NonZeroU32;
+
+use half::{bf16, f16};
+use num_complex::Complex;
+use proptest::prelude::*;
+
+use super::dispatch::Level;
+use super::{DType, ReduceOp, Reducer, Repr, Source};
+
+/// A number as the oracle computes with it.
+#[derive(Clone, Copy, Debug)]
+enum Value {
+    Signed(i64),
+    Unsigned(u64),
+    Single(f32),
+    Double(f64),
+    ComplexSingle(Complex<f32>),
+    ComplexDouble(Complex<f64>),
+}
+
+/// The fold as it is defined, one element at a time.
+fn oracle(dtype: DType, op: ReduceOp, values: &[Value], finish: Option<NonZeroU32>) -> Value {
+    let n = values.len();
+    let q = (0..).map(|k| 1 << k).take_while(|q| *q <= n).last().unwrap();
+    let r = n - q;
+    let mut nodes: Vec<Value> = (0..q)
+        .map(|i| if i < r { combined(dtype, op, values[2 * i], values[2 * i + 1]) } else { values[i + r] })
+        .collect();
+    while nodes.len() > 1 {
+        nodes = nodes.chunks(2).map(|pair| combined(dtype, op, pair[0], pair[1])).collect();
+    }
+    match finish.filter(|_| op == ReduceOp::Avg) {
+        Some(ranks) => divided(nodes[0], ranks.get()),
+        None => nodes[0],
+    }
+}
+
+fn combined(dtype: DType, op: ReduceOp, left: Value, right: Value) -> Value {
+    use Value::*;
+    match (left, right) {
+        (Signed(a), Signed(b)) => {
+            let wide = match op {
+                ReduceOp::Sum => a.wrapping_add(b),
+                ReduceOp::Prod => a.wrapping_mul(b),
+                ReduceOp::Min => a.min(b),
+                ReduceOp::Max => a.max(b),
+                ReduceOp::BitAnd => a & b,
+                ReduceOp::BitOr => a | b,
+                ReduceOp::BitXor => a ^ b,
+                _ => unreachable!(),
+            };
+            Signed(match dtype {
+                DType::I8 => wide as i8 as i64,
+                DType::I16 => wide as i16 as i64,
+                DType::I32 => wide as i32 as i64,
+                _ => wide,
+            })
+        }
+        (Unsigned(a), Unsigned(b)) => {
+            let wide = match op {
+                ReduceOp::Sum => a.wrapping_add(b),
+                ReduceOp::Prod => a.wrapping_mul(b),
+                ReduceOp::Min => a.min(b),
+                ReduceOp::Max => a.max(b),
+                ReduceOp::BitAnd => a & b,
+                ReduceOp::BitOr => a | b,
+                ReduceOp::BitXor => a ^ b,
+                _ => unreachable!(),
+            };
+            let bits = 8 * dtype.size();
+            Unsigned(if bits < 64 { wide & ((1 << bits) - 1) } else { wide })
+        }
+        (Single(a), Single(b)) => Single(match op {
+            ReduceOp::Sum | ReduceOp::Avg => a + b,
+            ReduceOp::Prod => a * b,
+            ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => f32::NAN,
+            ReduceOp::Min => {
+                if a.total_cmp(&b).is_lt() {
+                    a
+                } else {
+                    b
+                }
+            }
+            ReduceOp::Max => {
+                if a.total_cmp(&b).is_gt() {
+                    a
+                } else {
+                    b
+                }
+            }
+            _ => unreachable!(),
+        }),
+        (Double(a), Double(b)) => Double(match op {
+            ReduceOp::Sum | ReduceOp::Avg => a + b,
+            ReduceOp::Prod => a * b,
+            ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => f64::NAN,
+            ReduceOp::Min => {
+                if a.total_cmp(&b).is_lt() {
+                    a
+                } else {
+                    b
+                }
+            }
+            ReduceOp::Max => {
+                if a.total_cmp(&b).is_gt() {
+                    a
+                } else {
+                    b
+                }
+            }
+            _ => unreachable!(),
+        }),
+        (ComplexSingle(a), ComplexSingle(b)) => ComplexSingle(match op {
+            ReduceOp::Sum | ReduceOp::Avg => Complex::new(a.re + b.re, a.im + b.im),
+            ReduceOp::Prod => Complex::new(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re),
+            _ => unreachable!(),
+        }),
+        (ComplexDouble(a), ComplexDouble(b)) => ComplexDouble(match op {
+            ReduceOp::Sum | ReduceOp::Avg => Complex::new(a.re + b.re, a.im + b.im),
+            ReduceOp::Prod => Complex::new(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re),
+            _ => unreachable!(),
+        }),
+        _ => unreachable!("values of one type"),
+    }
+}
+
+fn divided(value: Value, ranks: u32) -> Value {
+    let (single, double) = (ranks as f32, f64::from(ranks));
+    match value {
+        Value::Single(x) => Value::Single(x / single),
+        Value::Double(x) => Value::Double(x / double),
+        Value::ComplexSingle(z) => Value::ComplexSingle(Complex::new(z.re / single, z.im / single)),
+        Value::ComplexDouble(z) => Value::ComplexDouble(Complex::new(z.re / double, z.im / double)),
+        Value::Signed(_) | Value::Unsigned(_) => unreachable!("integers have no averages"),
+    }
+}
+
+fn read(dtype: DType, repr: Repr, bytes: &[u8]) -> Value {
+    fn pod<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> T {
+        bytemuck::pod_read_unaligned(bytes)
+    }
+    match dtype {
+        DType::I8 => Value::Signed(pod::<i8>(bytes).into()),
+        DType::I16 => Value::Signed(pod::<i16>(bytes).into()),
+        DType::I32 => Value::Signed(pod::<i32>(bytes).into()),
+        DType::I64 => Value::Signed(pod(bytes)),
+        DType::U8 => Value::Unsigned(pod::<u8>(bytes).into()),
+        DType::U16 => Value::Unsigned(pod::<u16>(bytes).into()),
+        DType::U32 => Value::Unsigned(pod::<u32>(bytes).into()),
+        DType::U64 => Value::Unsigned(pod(bytes)),
+        DType::F16 if repr == Repr::Raw => Value::Single(pod::<f16>(bytes).to_f32()),
+        DType::Bf16 if repr == Repr::Raw => Value::Single(pod::<bf16>(bytes).to_f32()),
+        DType::F16 | DType::Bf16 | DType::F32 => Value::Single(pod(bytes)),
+        DType::F64 => Value::Double(pod(bytes)),
+        DType::C32 => Value::ComplexSingle(pod(bytes)),
+        DType::C64 => Value::ComplexDouble(pod(bytes)),
+    }
+}
+
+/// Whether the bytes of one element are those of the value, or a NaN where the value has one.
+fn is(dtype: DType, repr: Repr, bytes: &[u8], expected: Value) -> bool {
+    fn single(got: f32, expected: f32) -> bool {
+        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+    }
+    fn double(got: f64, expected: f64) -> bool {
+        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+    }
+    match (read(dtype, repr, bytes), expected) {
+        (Value::Signed(a), Value::Signed(b)) => a == b,
+        (Value::Unsigned(a), Value::Unsigned(b)) => a == b,
+        (Value::Single(a), Value::Single(b)) => {
+            let rounded = match dtype {
+                DType::F16 if repr == Repr::Raw => f16::from_f32(b).to_f32(),
+                DType::Bf16 if repr == Repr::Raw => bf16::from_f32(b).to_f32(),
+                _ => b,
+            };
+            single(a, rounded)
+        }
+        (Value::Double(a), Value::Double(b)) => double(a, b),
+        (Value::ComplexSingle(a), Value::ComplexSingle(b)) => single(a.re, b.re) && single(a.im, b.im),
+        (Value::ComplexDouble(a), Value::ComplexDouble(b)) => double(a.re, b.re) && double(a.im, b.im),
+        _ => false,
+    }
+}
+
+/// A small generator, so that a case is told by its seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // Steele, Lea and Flood's SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// One element: any bits, a number of ordinary size, or one of the values at the edges.
+    fn element(&mut self, dtype: DType, repr: Repr, out: &mut Vec<u8>) {
+        let bits = self.next();
+        match dtype {
+            DType::F16 if repr == Repr::Raw => {
+                let edges = [
+                    0, 0x8000, 1, 0x8001, 0x3ff, 0x400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0xfe00,
+                    0x3c00,
+                ];
+                let ordinary = f16::from_f32(self.ordinary() as f32).to_bits();
+                out.extend(self.one_of(bits as u16, ordinary, &edges).to_ne_bytes());
+            }
+            DType::Bf16 if repr == Repr::Raw => {
+                let edges = [
+                    0, 0x8000, 1, 0x8001, 0x7f, 0x80, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7f81, 0xffc0, 0x3f80,
+                ];
+                let ordinary = bf16::from_f32(self.ordinary() as f32).to_bits();
+                out.extend(self.one_of(bits as u16, ordinary, &edges).to_ne_bytes());
+            }
+            DType::F16 | DType::Bf16 | DType::F32 => self.single(bits, out),
+            DType::C32 => {
+                self.single(bits, out);
+                let bits = self.next();
+                self.single(bits, out);
+            }
+            DType::F64 => self.double(bits, out),
+            DType::C64 => {
+                self.double(bits, out);
+                let bits = self.next();
+                self.double(bits, out);
+            }
+            _ => {
+                let edges = [
+                    0,
+                    1,
+                    u64::MAX,
+                    0x7f,
+                    0x80,
+                    0x7fff,
+                    0x8000,
+                    i32::MAX as u64,
+                    1 << 31,
+                    i64::MAX as u64,
+                    1 << 63,
+                ];
+                let ordinary = self.next() % 100;
+                out.extend(&self.one_of(bits, ordinary, &edges).to_le_bytes()[..dtype.size()]);
+            }
+        }
+    }
+
+    fn single(&mut self, bits: u64, out: &mut Vec<u8>) {
+        // Among them: signalling and all-ones NaN, halfway cases of bf16 and f16, and f16's smallest and largest.
+        let edges = [
+            0,
+            0x8000_0000,
+            1,
+            0x807f_ffff,
+            0x0080_0000,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7f80_0001,
+            0x7fff_ffff,
+            0xffff_ffff,
+            0x3f80_8000,
+            0x3f81_8000,
+            0x3f80_8001,
+            0x7f7f_8000,
+            0x3f80_1000,
+            0x3f80_3000,
+            0x3300_0000,
+            0x3300_0001,
+            0x3380_0000,
+            0x387f_f000,
+            0x477f_e000,
+            0x477f_f000,
+            0x477f_efff,
+        ];
+        let ordinary = (self.ordinary() as f32).to_bits();
+        out.extend(self.one_of(bits as u32, ordinary, &edges).to_ne_bytes());
+    }
+
+    fn double(&mut self, bits: u64, out: &mut Vec<u8>) {
+        let edges = [
+            0,
+            1 << 63,
+            1,
+            0x800f_ffff_ffff_ffff,
+            0x0010_0000_0000_0000,
+            0x7fef_ffff_ffff_ffff,
+            0x7ff0_0000_0000_0000,
+            0xfff0_0000_0000_0000,
+            0x7ff0_0000_0000_0001,
+            u64::MAX,
+            0x3ff0_0000_0000_0000,
+        ];
+        let ordinary = self.ordinary().to_bits();
+        out.extend(self.one_of(bits, ordinary, &edges).to_ne_bytes());
+    }
+
+    /// A number between -4 and 4.
+    fn ordinary(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 50) as f64 - 4.0
+    }
+
+    fn one_of<T: Copy>(&mut self, any: T, ordinary: T, edges: &[T]) -> T {
+        match self.below(4) {
+            0 => any,
+            1 => edges[self.below(edges.len())],
+            _ => ordinary,
+        }
+    }
+}
+
+/// One fold: its shape, and a seed for everything else.
+#[derive(Clone, Debug)]
+struct Case {
+    dtype: DType,
+    op: ReduceOp,
+    sources: usize,
+    count: usize,
+    seed: u64,
+}
+
+impl Case {
+    /// Runs the case on every level.
+    fn check(&self) {
+        let Case { dtype, op, sources: n, count, .. } = *self;
+        let mut random = Random(self.seed);
+        let reducer = Reducer::builtin(dtype, op).expect("the case has a meaning");
+        let size = |repr| reducer.size(repr);
+
+        let some_acc = random.below(2) == 0;
+        let reprs: Vec<Repr> =
+            (0..n).map(|_| if some_acc && random.below(2) == 0 { Repr::Acc } else { Repr::Raw }).collect();
+        let to = if random.below(3) == 0 { Repr::Acc } else { Repr::Raw };
+        let finish = (random.below(3) > 0).then(|| NonZeroU32::new(1 + random.below(40) as u32).unwrap());
+        let stream = random.below(3) == 0;
+        let inputs: Vec<Vec<u8>> = reprs
+            .iter()
+            .map(|&repr| {
+                let mut bytes = Vec::new();
+                (0..count).for_each(|_| random.element(dtype, repr, &mut bytes));
+                bytes
+            })
+            .collect();
+        // The destination is one of the sources, where that is allowed, or memory of its own.
+        let aliases: Vec<bool> =
+            reprs.iter().map(|&repr| size(repr) == size(to) && random.below(4) == 0).collect();
+        let alias = aliases.iter().position(|alias| *alias);
+
+        let element = |source: usize, index: usize| {
+            let size = size(reprs[source]);
+            &inputs[source][index * size..][..size]
+        };
+        let expected: Vec<Value> = (0..count)
+            .map(|index| {
+                let values: Vec<Value> = (0..n)
+                    .map(|i| {
+                        // Several sources that are the destination are one and the same.
+                        let source = if aliases[i] { alias.unwrap() } else { i };
+                        read(dtype, reprs[i], element(source, index))
+                    })
+                    .collect();
+                oracle(dtype, op, &values, finish)
+            })
+            .collect();
+
+        for level in Level::available() {
+            const GUARD: usize = 96;
+            let mut misaligned: Vec<(Vec<u8>, usize)> = Vec::new();
+            for input in &inputs {
+                let offset = random.below(2) * random.below(GUARD);
+                let mut memory = vec![0xa5; offset];
+                memory.extend(input);
+                misaligned.push((memory, offset));
+            }
+            let bytes = count * size(to);
+            let offset = if stream { GUARD / size(to) * size(to) } else { random.below(GUARD) };
+            let mut dst = vec![0x5a; offset + bytes + GUARD];
+            if let Some(alias) = alias {
+                dst[offset..offset + bytes].copy_from_slice(&inputs[alias]);
+            }
+            let into = dst[offset..].as_mut_ptr();
+            let sources: Vec<Source> = (0..n)
+                .map(|i| {
+                    let (memory, offset) = &misaligned[i];
+                    let own = memory[*offset..].as_ptr();
+                    Source { ptr: if aliases[i] { into.cast_const() } else { own }, repr: reprs[i] }
+                })
+                .collect();
+
+            let reducer = Reducer::builtin_at(level, dtype, op).unwrap();
+            let reducer = if stream { reducer.for_output_of(usize::MAX) } else { reducer };
+            // SAFETY: every source holds `count` elements of its representation, the destination too; only
+            // sources that are the destination exactly overlap it.
+            unsafe { reducer.fold(&sources, into, to, finish, count) };
+
+            for (index, expected) in expected.iter().enumerate() {
+                let got = &dst[offset + index * size(to)..][..size(to)];
+                assert!(
+                    is(dtype, to, got, *expected),
+                    "{level:?}: element {index} is {:?} instead of {expected:?} in {self:?} ({reprs:?} to {to:?}, \
+                     finish {finish:?}, alias {alias:?}, stream {stream})",
+                    read(dtype, to, got),
+                );
+            }
+            assert!(dst[..offset].iter().all(|byte| *byte == 0x5a), "{level:?} wrote before {self:?}");
+            assert!(
+                dst[offset + bytes..].iter().all(|byte| *byte == 0x5a),
+                "{level:?} wrote behind {self:?}"
+            );
+        }
+    }
+}
+
+fn every_pair() -> impl Iterator<Item = (DType, ReduceOp)> {
+    DType::ALL
+        .into_iter()
+        .flat_map(|dtype| ReduceOp::BUILTIN.map(|op| (dtype, op)))
+        .filter(|(dtype, op)| Reducer::builtin(*dtype, *op).is_some())
+}
+
+#[test]
+fn every_type_and_operation_agrees_with_the_oracle_on_every_level() {
+    let mut seed = 0;
+    for (dtype, op) in every_pair() {
+        for sources in (1..=17).chain([31, 64, 70]) {
+            for count in [1, 2 + sources % 31, 131 + 17 * (sources % 5)] {
+                seed += 1;
+                Case { dtype, op, sources, count, seed }.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_touched_where_there_is_nothing_to_fold() {
+    for (dtype, op) in every_pair() {
+        for sources in [1, 2, 3, 17] {
+            Case { dtype, op, sources, count: 0, seed: 1 }.check();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_fold_agrees_with_the_oracle(
+        pair in proptest::sample::select(every_pair().collect::<Vec<_>>()),
+        sources in 1..40_usize,
+        count in 0..700_usize,
+        seed: u64,
+    ) {
+        Case { dtype: pair.0, op: pair.1, sources, count, seed }.check();
+    }
+}
+
+#[test]
+fn pairs_without_meaning_have_no_kernel() {
+    for dtype in DType::ALL {
+        let complex = matches!(dtype, DType::C32 | DType::C64);
+        let float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
+        for op in ReduceOp::BUILTIN {
+            let meaningful = match op {
+                ReduceOp::Sum | ReduceOp::Prod => true,
+                ReduceOp::Min | ReduceOp::Max => !complex,
+                ReduceOp::Avg => float || complex,
+                _ => !float && !complex,
+            };
+            for level in Level::available() {
+                let kernel = Reducer::builtin_at(level, dtype, op);
+                assert_eq!(kernel.is_some(), meaningful, "{op} of {dtype} on {level:?}");
+            }
+        }
+        assert!(Reducer::builtin(dtype, ReduceOp::Custom).is_none());
+    }
+}
