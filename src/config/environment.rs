@@ -6,6 +6,7 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     io,
+    os::fd::RawFd,
     path::{Path, PathBuf},
 };
 
@@ -138,11 +139,7 @@ fn read_raccl(environment: &Environment, config: &mut Config) -> Result<()> {
 
 fn read_secret(environment: &Environment) -> Result<Option<Setting<SecretSource>>> {
     let file = environment.path("RACCL_SECRET_FILE");
-    let descriptor = |text: &str| match text.parse() {
-        Ok(descriptor @ 3..=1_000_000) => Ok(descriptor),
-        _ => Err("expected the number of an open file descriptor, above 2".to_owned()),
-    };
-    let descriptor = environment.parsed("RACCL_SECRET_FD", descriptor)?;
+    let descriptor = environment.descriptor("RACCL_SECRET_FD")?;
     match (file, descriptor) {
         (Some(_), Some(descriptor)) => {
             Err(descriptor
@@ -215,6 +212,14 @@ impl Environment {
         })
     }
 
+    /// The number of an inherited file descriptor.
+    pub(super) fn descriptor(&self, name: &'static str) -> Result<Option<Setting<RawFd>>> {
+        self.parsed(name, |text| match text.parse() {
+            Ok(descriptor @ 3..=1_000_000) => Ok(descriptor),
+            _ => Err("expected the number of an open file descriptor, above 2".to_owned()),
+        })
+    }
+
     pub(super) fn port(&self, name: &'static str) -> Result<Option<Setting<u16>>> {
         self.parsed(name, |text| match text.parse() {
             Ok(port @ 1..) => Ok(port),
@@ -267,8 +272,9 @@ const NAMES: [&str; 21] = [
     "RACCL_VERBS_LIBRARY",
 ];
 
-/// The beginnings of names that are read by other parts of the project: the software driver, the test programs.
-const PREFIXES_OF_OTHERS: [&str; 2] = ["RACCL_EMULATOR_", "RACCL_TEST_"];
+/// The beginnings of names that other parts of the project read: the command, the software driver, the checks and tests.
+const PREFIXES_OF_OTHERS: [&str; 5] =
+    ["RACCL_BINDINGS_", "RACCL_EMULATOR_", "RACCL_SSH", "RACCL_TEST_", "RACCL_VERBS_INCLUDE"];
 
 /// The known name that is most like `name`, if one is at all.
 fn nearest(name: &str) -> Option<&'static str> {

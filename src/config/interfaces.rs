@@ -111,7 +111,7 @@ mod tests {
             ("en5", v4("10.0.0.5")),
             ("en6", v4("10.0.1.6")),
         ]
-        .map(|(name, address)| Interface { name: name.to_owned(), address })
+        .map(|(name, address)| Interface { name: name.to_owned(), address, mask: None })
         .to_vec()
     }
 

@@ -13,13 +13,14 @@ mod launcher;
 mod link_choice;
 mod origin;
 pub mod parse;
+mod pmi;
 mod resolve;
 mod secret;
 mod setting;
 
 use std::{
-    error::Error as StdError, fmt, io, net::TcpListener, path::PathBuf, result::Result as StdResult,
-    time::Duration,
+    error::Error as StdError, fmt, io, net::TcpListener, os::fd::RawFd, path::PathBuf,
+    result::Result as StdResult, time::Duration,
 };
 
 pub use self::{devices::DeviceMatrix, link_choice::LinkChoice, origin::Origin};
@@ -91,7 +92,7 @@ pub(crate) type Exchange =
 enum SecretSource {
     Bytes(Secret),
     File(PathBuf),
-    Descriptor(i32),
+    Descriptor(RawFd),
 }
 
 impl Config {

@@ -72,13 +72,12 @@ pub(crate) enum Rendezvous {
 pub(crate) type Published = super::launcher::Published;
 
 impl Config {
-    /// Checks the settings and reads the files that they name. With Open MPI's launcher, ranks other than 0 wait here until
-    /// rank 0 has published its address.
-    pub(crate) fn resolve(self) -> Result<Resolved> {
-        let begun = Instant::now();
+    /// Checks the settings and reads the files that they name. Ranks that a launcher started without an
+    /// address wait here for each other.
+    pub(crate) fn resolve(mut self) -> Result<Resolved> {
+        let deadline = Instant::now() + self.checked_connect_timeout()?;
+        self.ask_launcher(deadline)?;
         let (rank, size) = self.place()?;
-        let connect_timeout = self.checked_connect_timeout()?;
-        let deadline = begun + connect_timeout;
         let sockets = self.checked_sockets()?;
         let job = self.checked_job()?;
         let devices = self.read_devices(size)?;
@@ -120,6 +119,15 @@ impl Config {
             job,
             trace: self.trace.map(|path| path.value),
         })
+    }
+
+    /// Gets the size from a launcher that has to be asked for it.
+    fn ask_launcher(&mut self, deadline: Instant) -> Result<()> {
+        if let (Some(rank), None, Meeting::Pmi(launcher)) = (&self.rank, &self.size, &mut self.meeting) {
+            let size = launcher.ask_size(rank.value, deadline)?;
+            self.size = size.map(|size| Setting::new("PMI_PORT", size));
+        }
+        Ok(())
     }
 
     /// Rank and size, which must both be there or both be missing.

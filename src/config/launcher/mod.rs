@@ -1,9 +1,10 @@
-//! What other launchers say: MLX's and JACCL's, Open MPI's, Slurm's and torchrun's variables, and how their ranks meet.
+//! What other launchers say: MLX's and JACCL's, Open MPI's, PMI's, Slurm's and torchrun's variables, and how their ranks meet.
 #![forbid(unsafe_code)]
 
 mod job_file;
 mod mlx;
 mod openmpi;
+mod pmi;
 mod slurm;
 mod torchrun;
 
@@ -27,7 +28,7 @@ pub(super) fn complete(
     if config.rank.is_some() || config.size.is_some() {
         return Ok(());
     }
-    let readers = [torchrun::read_elastic, openmpi::read, slurm::read, torchrun::read_plain];
+    let readers = [torchrun::read_elastic, openmpi::read, pmi::read, slurm::read, torchrun::read_plain];
     for reader in readers {
         if let Some(launched) = reader(environment)? {
             launched.apply(config);
@@ -41,7 +42,8 @@ pub(super) fn complete(
 struct Launched {
     origin: Origin,
     rank: Setting<usize>,
-    size: Setting<usize>,
+    /// Missing only if the launcher has to be asked.
+    size: Option<Setting<usize>>,
     local_rank: Option<Setting<usize>>,
     local_size: Option<Setting<usize>>,
     job: Option<Setting<String>>,
@@ -52,7 +54,7 @@ impl Launched {
     fn apply(self, config: &mut Config) {
         config.origin = self.origin;
         config.rank = Some(self.rank);
-        config.size = Some(self.size);
+        config.size = self.size;
         config.local_rank = config.local_rank.take().or(self.local_rank);
         config.local_size = config.local_size.take().or(self.local_size);
         config.job = config.job.take().or(self.job);
@@ -68,6 +70,8 @@ pub(super) enum Meeting {
     Coordinator(Setting<String>),
     /// All ranks are on one machine and know a name for a file that no other job knows.
     JobFile(JobFile),
+    /// The launcher exchanges bytes between the ranks.
+    Pmi(pmi::Launcher),
     /// Nothing, and this is why and what to do.
     Missing(String),
 }
@@ -83,6 +87,9 @@ impl Meeting {
             Meeting::JobFile(file) => {
                 Some(("addresses", file.to_string(), "from the launcher's names for the job"))
             }
+            Meeting::Pmi(launcher) => {
+                Some(("addresses", format!("exchanged through {launcher}"), "from the launcher"))
+            }
             Meeting::Missing(reason) => Some(("addresses", reason.clone(), "missing")),
         }
     }
@@ -93,6 +100,7 @@ impl Meeting {
             Meeting::None => Err(missing(&format!("nothing says how the {size} ranks find each other"))),
             Meeting::Missing(reason) => Err(missing(&reason)),
             Meeting::Coordinator(coordinator) => Ok(Met::from(Rendezvous::Coordinator(coordinator.value))),
+            Meeting::Pmi(launcher) => launcher.meet(rank, size, deadline),
             Meeting::JobFile(file) if rank == 0 => {
                 let (listener, published, secret) = file.publish()?;
                 let (rendezvous, published) = (Rendezvous::Listener(listener), Some(published));

@@ -30,7 +30,15 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Launched>> {
     let job = environment
         .lossy("PMIX_NAMESPACE")
         .map(|name| Setting::new("PMIX_NAMESPACE", format!("openmpi-{name}")));
-    Ok(Some(Launched { origin: Origin::OpenMpi, rank, size, local_rank, local_size, job, meeting }))
+    Ok(Some(Launched {
+        origin: Origin::OpenMpi,
+        rank,
+        size: Some(size),
+        local_rank,
+        local_size,
+        job,
+        meeting,
+    }))
 }
 
 /// A file named after everything that tells this job from others on the machine. The numbers of jobs come from process ids

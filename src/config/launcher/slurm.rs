@@ -42,7 +42,15 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Launched>> {
             (Meeting::Missing(reason.to_owned()), None)
         }
     };
-    Ok(Some(Launched { origin: Origin::Slurm, rank, size, local_rank, local_size: None, job, meeting }))
+    Ok(Some(Launched {
+        origin: Origin::Slurm,
+        rank,
+        size: Some(size),
+        local_rank,
+        local_size: None,
+        job,
+        meeting,
+    }))
 }
 
 /// The port of a step's rank 0, below those that systems give out by themselves. Consecutive jobs and steps get different

@@ -44,7 +44,7 @@ pub(super) fn read_plain(environment: &Environment) -> Result<Option<Launched>> 
     Ok(Some(Launched {
         origin: Origin::Torchrun,
         rank,
-        size,
+        size: Some(size),
         local_rank: environment.rank("LOCAL_RANK")?,
         local_size: environment.ranks("LOCAL_WORLD_SIZE")?,
         job,
