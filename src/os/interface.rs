@@ -1,9 +1,9 @@
 //! Which addresses can be reached without a router.
+#![forbid(unsafe_code)]
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    ptr::NonNull,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::interfaces::{self, Interface};
 
 /// Whether `peer` is on the network of one of this machine's interfaces. False when the interfaces cannot be listed.
 pub(crate) fn on_a_local_network(peer: IpAddr) -> bool {
@@ -11,8 +11,11 @@ pub(crate) fn on_a_local_network(peer: IpAddr) -> bool {
     if peer.is_loopback() {
         return true;
     }
-    match networks() {
-        Ok(networks) => networks.iter().any(|&(address, mask)| same_network(address, peer, mask)),
+    let reaches = |interface: &Interface| {
+        interface.mask.is_some_and(|mask| same_network(interface.address.ip(), peer, mask))
+    };
+    match interfaces::list() {
+        Ok(interfaces) => interfaces.iter().any(reaches),
         Err(error) => {
             tracing::debug!(%error, "the network interfaces cannot be listed");
             false
@@ -29,58 +32,6 @@ fn same_network(a: IpAddr, b: IpAddr, mask: IpAddr) -> bool {
             mask != Ipv6Addr::UNSPECIFIED && (a.to_bits() ^ b.to_bits()) & mask.to_bits() == 0
         }
         _ => false,
-    }
-}
-
-/// Address and mask of every interface.
-fn networks() -> std::io::Result<Vec<(IpAddr, IpAddr)>> {
-    let mut first = std::ptr::null_mut();
-    // SAFETY: getifaddrs writes the head of a list that it allocated to `first`.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    let list = List(first);
-    let mut networks = Vec::new();
-    let mut next = NonNull::new(list.0);
-    while let Some(entry) = next {
-        // SAFETY: the list is well formed and lives until `list` is dropped.
-        let entry = unsafe { entry.as_ref() };
-        let address = ip_of(entry.ifa_addr);
-        let mask = ip_of(entry.ifa_netmask);
-        networks.extend(address.zip(mask));
-        next = NonNull::new(entry.ifa_next);
-    }
-    Ok(networks)
-}
-
-struct List(*mut libc::ifaddrs);
-
-impl Drop for List {
-    fn drop(&mut self) {
-        // SAFETY: the head came from getifaddrs and is freed only here.
-        unsafe { libc::freeifaddrs(self.0) }
-    }
-}
-
-/// The IP address in a socket address that getifaddrs returned; `None` for null and for other families.
-fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: not null, and getifaddrs returns at least a family.
-    let family = unsafe { (*address).sa_family };
-    match i32::from(family) {
-        libc::AF_INET => {
-            // SAFETY: the family says that this is a sockaddr_in.
-            let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-            Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says that this is a sockaddr_in6.
-            let address = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
-        }
-        _ => None,
     }
 }
 
@@ -111,8 +62,9 @@ mod tests {
         assert!(on_a_local_network(ip("127.0.0.1")));
         assert!(on_a_local_network(ip("::1")));
         assert!(on_a_local_network(ip("::ffff:127.0.0.1")));
-        let loopback = networks().unwrap().into_iter().find(|(address, _)| *address == ip("127.0.0.1"));
-        assert_eq!(loopback, Some((ip("127.0.0.1"), ip("255.0.0.0"))));
+        let interfaces = interfaces::list().unwrap();
+        let loopback = interfaces.iter().find(|interface| interface.address.ip() == ip("127.0.0.1"));
+        assert_eq!(loopback.and_then(|interface| interface.mask), Some(ip("255.0.0.0")));
     }
 
     #[test]

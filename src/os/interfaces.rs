@@ -3,7 +3,7 @@
 use std::{
     ffi::CStr,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ptr,
 };
 
@@ -14,6 +14,8 @@ pub(crate) struct Interface {
     pub(crate) name: String,
     /// The address with port 0; a link-local IPv6 address has its scope.
     pub(crate) address: SocketAddr,
+    /// Which bits of the address are those of its network.
+    pub(crate) mask: Option<IpAddr>,
 }
 
 /// All IPv4 and IPv6 addresses of interfaces that are up, in the system's order.
@@ -32,15 +34,18 @@ pub(crate) fn list() -> io::Result<Vec<Interface>> {
         let node = unsafe { &*next };
         next = node.ifa_next;
         let up = node.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
-        if !up || node.ifa_addr.is_null() || node.ifa_name.is_null() {
+        if !up || node.ifa_name.is_null() {
             continue;
         }
-        // SAFETY: `ifa_addr` is not null and points into the same living list.
+        // SAFETY: null or a socket address of the same living list.
         let address = unsafe { socket_address(node.ifa_addr) };
+        // SAFETY: null or a socket address of the same living list.
+        let mask = unsafe { socket_address(node.ifa_netmask) };
         // SAFETY: `ifa_name` is not null and a C string in the same living list.
         let name = unsafe { CStr::from_ptr(node.ifa_name) };
         if let Some(address) = address {
-            found.push(Interface { name: name.to_string_lossy().into_owned(), address });
+            let (name, mask) = (name.to_string_lossy().into_owned(), mask.map(|mask| mask.ip()));
+            found.push(Interface { name, address, mask });
         }
     }
     Ok(found)
@@ -59,8 +64,11 @@ impl Drop for List {
 /// The IPv4 or IPv6 address behind `address`, if it is one of these.
 ///
 /// # Safety
-/// `address` points to a socket address whose memory is as long as its family says.
+/// `address` is null or points to a socket address whose memory is as long as its family says.
 unsafe fn socket_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    if address.is_null() {
+        return None;
+    }
     // SAFETY: the caller says that a socket address is there; each begins with its family.
     let family = unsafe { (*address).sa_family };
     match i32::from(family) {
