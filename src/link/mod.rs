@@ -13,6 +13,7 @@
 
 mod header;
 mod kind;
+pub(crate) mod local;
 mod stripe;
 pub(crate) mod tcp;
 
@@ -49,6 +50,7 @@ pub(crate) enum LinkError {
 
 /// The sending half of a link. Shared by all threads.
 pub(crate) enum Sender {
+    Local(stripe::Sender<local::Outlet>),
     Tcp(stripe::Sender<tcp::Outlet>),
 }
 
@@ -67,6 +69,7 @@ pub(crate) enum Arrival {
 
 /// The receiving half of a link. One thread uses it at a time.
 pub(crate) enum Receiver {
+    Local(stripe::Receiver<local::Inlet>),
     Tcp(stripe::Receiver<tcp::Inlet>),
 }
 
@@ -74,6 +77,7 @@ pub(crate) enum Receiver {
 macro_rules! each {
     ($half:ident, $on:expr, $link:ident => $do:expr) => {
         match $on {
+            $half::Local($link) => $do,
             $half::Tcp($link) => $do,
         }
     };
@@ -82,6 +86,7 @@ macro_rules! each {
 impl Sender {
     pub(crate) fn kind(&self) -> LinkKind {
         match self {
+            Sender::Local(_) => LinkKind::Local,
             Sender::Tcp(_) => LinkKind::Tcp,
         }
     }
@@ -141,7 +146,8 @@ impl Sender {
         each!(Sender, self, link => link.shutdown());
     }
 
-    /// Appends the descriptors to poll for writing. Those of lanes with nothing in line are left out.
+    /// Appends the descriptors to poll for writing. Those of lanes with nothing in line are left out; local links have none,
+    /// and wake their threads instead.
     pub(crate) fn fds(&self, out: &mut Vec<RawFd>) {
         each!(Sender, self, link => link.fds(out));
     }
@@ -183,7 +189,7 @@ impl Receiver {
     }
 
     /// Appends the descriptors to poll for reading: those from which the next thing has to come. None while a header waits for
-    /// [`land`](Self::land).
+    /// [`land`](Self::land); local links have none at all, and wake their threads instead.
     pub(crate) fn fds(&self, out: &mut Vec<RawFd>) {
         each!(Receiver, self, link => link.fds(out));
     }

@@ -236,7 +236,7 @@ mod tests {
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test --release --lib loom_` (`ci/loom`).
+/// Run with `RUSTFLAGS="--cfg loom" cargo test --release --lib loom_`, or `ci/test loom`.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::{
