@@ -16,6 +16,8 @@ mod kind;
 pub(crate) mod local;
 mod stripe;
 pub(crate) mod tcp;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::RawFd;
 

@@ -155,13 +155,12 @@ impl Ring {
     }
 }
 
+// SAFETY: the cells are raw bytes, and the ring says which thread may touch which.
+unsafe impl Sync for Cells {}
+
 /// The memory of a ring. Left uninitialised at first, so that pages nobody uses cost nothing.
 #[cfg(not(loom))]
 struct Cells(Box<[MaybeUninit<UnsafeCell<u8>>]>);
-
-// SAFETY: the cells are raw bytes, and the ring says which thread may touch which.
-#[cfg(not(loom))]
-unsafe impl Sync for Cells {}
 
 #[cfg(not(loom))]
 impl Cells {
