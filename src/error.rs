@@ -220,6 +220,12 @@ impl From<io::Error> for Cause {
     }
 }
 
+impl From<Box<dyn std::error::Error + Send + Sync>> for Cause {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Cause {
+        Cause(Arc::from(error))
+    }
+}
+
 impl fmt::Debug for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)

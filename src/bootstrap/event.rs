@@ -1,0 +1,191 @@
+//! What members of a formed group say to each other on control connections.
+#![forbid(unsafe_code)]
+
+use super::{
+    message::{SIZE_LIMIT, SOCKETS_LIMIT},
+    watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status},
+    wire::{Malformed, Reader, Writer},
+};
+
+/// Longest frame on a control connection.
+pub(crate) const EVENT_LIMIT: usize = 16 << 10;
+
+/// One frame of a control connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// The sender makes no further call.
+    Goodbye,
+    /// Answer to a goodbye: how many bytes were sent to its sender on each data socket.
+    GoodbyeAnswer { sent: Vec<u64> },
+    /// The sender has failed.
+    Failed(RemoteCause),
+    /// The sender waits.
+    Status(Status),
+}
+
+// Apart from the tags of the join protocol, so that neither is ever taken for the other.
+const GOODBYE: u8 = 32;
+const GOODBYE_ANSWER: u8 = 33;
+const FAILED: u8 = 34;
+const STATUS: u8 = 35;
+
+const PEER_LOST: u8 = 1;
+const MISMATCH: u8 = 2;
+const ABORTED: u8 = 3;
+const OTHER: u8 = 4;
+
+impl Event {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        match self {
+            Event::Goodbye => vec![GOODBYE],
+            Event::GoodbyeAnswer { sent } => {
+                let mut writer = Writer::tagged(GOODBYE_ANSWER);
+                let sent = &sent[..sent.len().min(SOCKETS_LIMIT)];
+                writer.number(sent.len());
+                for &bytes in sent {
+                    writer.u64(bytes);
+                }
+                writer.finish()
+            }
+            Event::Failed(cause) => {
+                let mut writer = Writer::tagged(FAILED);
+                writer.number(cause.origin);
+                match &cause.kind {
+                    CauseKind::PeerLost { peer } => {
+                        writer.u8(PEER_LOST).number(*peer);
+                    }
+                    CauseKind::Mismatch { peer, sequence, mine, theirs } => {
+                        writer.u8(MISMATCH).number(*peer).u64(*sequence);
+                        writer.string(mine, MESSAGE_LIMIT).string(theirs, MESSAGE_LIMIT);
+                    }
+                    CauseKind::Aborted => {
+                        writer.u8(ABORTED);
+                    }
+                    CauseKind::Other => {
+                        writer.u8(OTHER);
+                    }
+                }
+                writer.string(&cause.message, MESSAGE_LIMIT);
+                writer.finish()
+            }
+            Event::Status(status) => {
+                let mut writer = Writer::tagged(STATUS);
+                writer.u32(status.comm).u64(status.sequence).raw(&status.signature);
+                writer.finish()
+            }
+        }
+    }
+
+    /// Decodes what a peer sent. Rank numbers are below [`SIZE_LIMIT`] but otherwise unchecked.
+    pub(crate) fn decode(frame: &[u8]) -> Result<Event, Malformed> {
+        let mut reader = Reader::new(frame, "control message");
+        let event = match reader.u8("tag")? {
+            GOODBYE => Event::Goodbye,
+            GOODBYE_ANSWER => {
+                reader.rename("answer to a goodbye");
+                Event::GoodbyeAnswer { sent: reader.list("sockets", SOCKETS_LIMIT, |r| r.u64("bytes"))? }
+            }
+            FAILED => {
+                reader.rename("failure");
+                Event::Failed(RemoteCause {
+                    origin: reader.number("origin", SIZE_LIMIT)?,
+                    kind: match reader.u8("kind")? {
+                        PEER_LOST => CauseKind::PeerLost { peer: reader.number("peer", SIZE_LIMIT)? },
+                        MISMATCH => CauseKind::Mismatch {
+                            peer: reader.number("peer", SIZE_LIMIT)?,
+                            sequence: reader.u64("sequence")?,
+                            mine: reader.string("mine", MESSAGE_LIMIT)?,
+                            theirs: reader.string("theirs", MESSAGE_LIMIT)?,
+                        },
+                        ABORTED => CauseKind::Aborted,
+                        OTHER => CauseKind::Other,
+                        other => return Err(reader.wrong(format!("unknown kind {other}"))),
+                    },
+                    message: reader.string("message", MESSAGE_LIMIT)?,
+                })
+            }
+            STATUS => {
+                reader.rename("status");
+                Event::Status(Status {
+                    comm: reader.u32("communicator")?,
+                    sequence: reader.u64("sequence")?,
+                    signature: reader.array("signature")?,
+                })
+            }
+            other => return Err(reader.wrong(format!("unknown tag {other}"))),
+        };
+        reader.end()?;
+        Ok(event)
+    }
+
+    /// The ranks it names.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = usize> {
+        let (origin, peer) = match self {
+            Event::Failed(RemoteCause { origin, kind, .. }) => match kind {
+                CauseKind::PeerLost { peer } | CauseKind::Mismatch { peer, .. } => {
+                    (Some(*origin), Some(*peer))
+                }
+                CauseKind::Aborted | CauseKind::Other => (Some(*origin), None),
+            },
+            Event::Goodbye | Event::GoodbyeAnswer { .. } | Event::Status(_) => (None, None),
+        };
+        origin.into_iter().chain(peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn event() -> impl Strategy<Value = Event> {
+        let rank = 0..SIZE_LIMIT;
+        let kind = prop_oneof![
+            rank.clone().prop_map(|peer| CauseKind::PeerLost { peer }),
+            (rank.clone(), any::<u64>(), ".{0,99}", ".{0,99}").prop_map(|(peer, sequence, mine, theirs)| {
+                CauseKind::Mismatch { peer, sequence, mine, theirs }
+            }),
+            Just(CauseKind::Aborted),
+            Just(CauseKind::Other),
+        ];
+        prop_oneof![
+            Just(Event::Goodbye),
+            prop::collection::vec(any::<u64>(), 0..SOCKETS_LIMIT)
+                .prop_map(|sent| Event::GoodbyeAnswer { sent }),
+            (rank, kind, ".{0,200}").prop_map(|(origin, kind, message)| Event::Failed(RemoteCause {
+                origin,
+                kind,
+                message
+            })),
+            (any::<u32>(), any::<u64>(), any::<[u8; 24]>())
+                .prop_map(|(comm, sequence, signature)| Event::Status(Status { comm, sequence, signature })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_event_survives_the_wire(event in event()) {
+            let frame = event.encode();
+            prop_assert!(frame.len() <= EVENT_LIMIT);
+            prop_assert_eq!(Event::decode(&frame), Ok(event));
+        }
+
+        #[test]
+        fn random_bytes_never_panic(tag in 30..38u8, mut bytes in any::<Vec<u8>>()) {
+            let _ = Event::decode(&bytes);
+            bytes.insert(0, tag);
+            let _ = Event::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn texts_that_are_too_long_are_cut_not_refused() {
+        let long = "ü".repeat(MESSAGE_LIMIT);
+        let kind = CauseKind::Mismatch { peer: 1, sequence: 2, mine: long.clone(), theirs: long.clone() };
+        let frame = Event::Failed(RemoteCause { origin: 3, kind, message: long }).encode();
+        assert!(frame.len() <= EVENT_LIMIT);
+        let Ok(Event::Failed(cause)) = Event::decode(&frame) else { panic!("decodes") };
+        assert_eq!(cause.message.len(), MESSAGE_LIMIT);
+    }
+}
