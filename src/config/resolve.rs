@@ -258,15 +258,15 @@ fn meet(
     }
     let coordinator =
         coordinator.map(|given| endpoint(&given.value).map_err(|reason| given.refuse(reason))).transpose()?;
-    if size == 1 {
-        return Ok(Met::from(Rendezvous::Alone));
-    }
-    match (exchange, listener, coordinator) {
-        (Some(exchange), _, _) => Ok(Met::from(Rendezvous::Exchange(exchange))),
-        (None, Some(listener), _) => Ok(Met::from(Rendezvous::Listener(listener))),
-        (None, None, Some(coordinator)) => Ok(Met::from(Rendezvous::Coordinator(coordinator))),
-        (None, None, None) => meeting.meet(rank, size, deadline),
-    }
+    let rendezvous = match (exchange, listener, coordinator) {
+        _ if size == 1 => Rendezvous::Alone,
+        (Some(exchange), _, _) => Rendezvous::Exchange(exchange),
+        (None, Some(listener), _) => Rendezvous::Listener(listener),
+        (None, None, Some(coordinator)) => Rendezvous::Coordinator(coordinator),
+        (None, None, None) => return meeting.meet(rank, size, deadline),
+    };
+    meeting.dismiss(rank)?;
+    Ok(Met::from(rendezvous))
 }
 
 fn limit(duration: Duration) -> Option<Duration> {

@@ -5,6 +5,8 @@ mod job_file;
 mod mlx;
 mod openmpi;
 mod pmi;
+#[cfg(test)]
+mod real;
 mod slurm;
 mod torchrun;
 
@@ -91,6 +93,14 @@ impl Meeting {
                 Some(("addresses", format!("exchanged through {launcher}"), "from the launcher"))
             }
             Meeting::Missing(reason) => Some(("addresses", reason.clone(), "missing")),
+        }
+    }
+
+    /// Takes leave of a launcher that was spoken to already, because the ranks meet in another way.
+    pub(super) fn dismiss(self, rank: usize) -> Result<()> {
+        match self {
+            Meeting::Pmi(launcher) => launcher.dismiss(rank),
+            Meeting::None | Meeting::Coordinator(_) | Meeting::JobFile(_) | Meeting::Missing(_) => Ok(()),
         }
     }
 

@@ -100,6 +100,16 @@ impl Launcher {
         Ok(Met { secret: Some(secret), ..Met::from(exchange) })
     }
 
+    /// Ends what was begun, if nothing more is wanted: the launcher ends the job when a process just hangs up.
+    pub(super) fn dismiss(mut self, rank: usize) -> Result<()> {
+        match self.connection.take() {
+            Some(connection) => {
+                connection.init().and_then(Space::finalize).map_err(|error| self.failed(rank, error))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn open(&self, deadline: Instant) -> io::Result<Connection> {
         match &self.access {
             Access::Descriptor(descriptor) => {
