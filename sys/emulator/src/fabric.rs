@@ -283,7 +283,7 @@ impl Fabric {
         match message {
             Some(message) => self.arm(cable, 0, message, harm, length),
             None => {
-                self.known(cable)?.go_down(harm, length);
+                self.known(cable)?.go_down(harm, length, now());
                 Ok(())
             }
         }
@@ -382,9 +382,8 @@ impl CableState {
         (from, self.down_until.load(Ordering::Relaxed))
     }
 
-    /// Stops carrying anything now.
-    pub(crate) fn go_down(&self, harm: Harm, length: u64) {
-        let now = now();
+    /// Stops carrying anything.
+    pub(crate) fn go_down(&self, harm: Harm, length: u64, now: u64) {
         if harm == Harm::Flap && self.down_until.load(Ordering::Relaxed) == FOR_EVER && self.is_down(now) {
             // Cut already.
             return;

@@ -177,7 +177,9 @@ impl Sender {
             Some((Harm::Lose, _)) => flags |= LOST,
             Some((Harm::Corrupt, _)) => corrupt = true,
             Some((Harm::Stall, _)) => self.stalled = true,
-            Some((harm @ (Harm::Cut | Harm::Flap), length)) => fabric.cable(wire.cable).go_down(harm, length),
+            Some((harm @ (Harm::Cut | Harm::Flap), length)) => {
+                fabric.cable(wire.cable).go_down(harm, length, time);
+            }
         }
         if self.stalled {
             flags |= STALLED;

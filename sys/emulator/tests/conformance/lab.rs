@@ -25,7 +25,7 @@ pub(crate) const A_WHILE: Duration = Duration::from_millis(60);
 pub(crate) struct Lab {
     pub(crate) emulation: Emulation,
     pub(crate) library: Library,
-    /// Which machine this process is; 0 where it is all of them.
+    /// Which machine this process is, or where it is all of them, which process.
     pub(crate) machine: usize,
 }
 
@@ -52,6 +52,23 @@ pub(crate) fn processes<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
     let emulation = Emulation::create(spec).expect("the spec is good");
     let children = (0..spec.machines).map(|machine| start(&name, &emulation, machine)).collect();
     finish(&name, children);
+    assert!(emulation.books().live.is_zero(), "{name} left {:?}", emulation.books());
+}
+
+/// Runs `body` in as many processes as `spec` has machines, each of which is all machines.
+pub(crate) fn processes_of_all<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
+    if role().is_some() {
+        body(&Lab::here());
+        return;
+    }
+    let name = test_of::<F>();
+    let emulation = Emulation::create(spec).expect("the spec is good");
+    let start = |index: usize| {
+        let mut command = process(&name);
+        command.envs(emulation.environment_of_all()).env(ROLE, index.to_string());
+        command.spawn().expect("the test binary starts")
+    };
+    finish(&name, (0..spec.machines).map(start).collect());
     assert!(emulation.books().live.is_zero(), "{name} left {:?}", emulation.books());
 }
 

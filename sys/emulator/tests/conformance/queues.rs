@@ -53,14 +53,13 @@ fn a_receive_alone_lets_the_message_through_while_its_sender_looks_away() {
 
 #[test]
 fn a_completed_send_may_not_have_arrived() {
-    let spec = Layout::mesh().latency_ns(300_000_000).spec(2);
+    let spec = Layout::mesh().latency_ns(20_000_000_000).spec(2);
     one_process(&spec, |lab| {
         let (a, b) = lab.wire(8);
         b.recv(2, 0, 64).unwrap();
         a.send(1, 0, 64).unwrap();
         a.wait_for(1);
-        assert!(b.poll().is_empty(), "it is under way for 0.3 s");
-        b.wait_for(2);
+        assert!(b.poll().is_empty(), "it is under way for 20 s, which nobody waits for");
     });
 }
 
