@@ -8,6 +8,11 @@
 //! message's [`Ticket`]. [`Receiver::poll`] yields a header, then the engine says with [`Receiver::land`] where the payload
 //! goes, then later polls move bytes until [`Arrival::Payload`].
 //!
+//! A thread that wants to sleep does this, so that nothing passes it by: [`Waker::prepare`](crate::os::Waker::prepare), then
+//! collect [`Sender::fds`] and [`Receiver::fds`], then poll and flush once more and look at what it waits for, and only if
+//! nothing at all has changed, [`os::poll`](crate::os::poll). Descriptors collected later could miss a lane that another thread
+//! has emptied, along with the message the sleeper waits for.
+//!
 //! Kinds differ in how bytes travel, not in what a message is: each kind is one or more *lanes* (ordered pipes of bytes), and
 //! [`stripe`] makes messages of them, over one lane or several.
 
@@ -122,7 +127,8 @@ impl Sender {
         each!(Sender, self, link => link.pending())
     }
 
-    /// Pushes what is in line; whether bytes moved. Does nothing while another thread is at it.
+    /// Pushes what is in line; whether that made a difference. While another thread is at it, does nothing and says true,
+    /// because whatever that thread does is news to the caller. Look at [`sent`](Self::sent) after it, not before.
     pub(crate) fn flush(&self) -> Result<bool, LinkError> {
         each!(Sender, self, link => link.flush())
     }

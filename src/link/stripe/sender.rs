@@ -109,7 +109,7 @@ impl<L: Outlet> Sender<L> {
         }
         match self.line.try_lock() {
             Some(mut line) => self.push(&mut line),
-            None => Ok(false),
+            None => Ok(true),
         }
     }
 
