@@ -3,6 +3,7 @@
 use std::{
     ffi::CStr,
     io,
+    mem::MaybeUninit,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ptr,
 };
@@ -37,10 +38,16 @@ pub(crate) fn list() -> io::Result<Vec<Interface>> {
         if !up || node.ifa_name.is_null() {
             continue;
         }
+        if node.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: not null, and a socket address of the same living list.
+        let family = unsafe { (*node.ifa_addr).sa_family };
+        // SAFETY: a socket address of the same living list.
+        let address = unsafe { socket_address(node.ifa_addr, family) };
+        // The mask is of the address's family, whatever it says of itself on macOS.
         // SAFETY: null or a socket address of the same living list.
-        let address = unsafe { socket_address(node.ifa_addr) };
-        // SAFETY: null or a socket address of the same living list.
-        let mask = unsafe { socket_address(node.ifa_netmask) };
+        let mask = unsafe { socket_address(node.ifa_netmask, family) };
         // SAFETY: `ifa_name` is not null and a C string in the same living list.
         let name = unsafe { CStr::from_ptr(node.ifa_name) };
         if let Some(address) = address {
@@ -61,30 +68,46 @@ impl Drop for List {
     }
 }
 
-/// The IPv4 or IPv6 address behind `address`, if it is one of these.
+/// The IPv4 or IPv6 address behind `address`, if `family` is one of these.
 ///
 /// # Safety
-/// `address` is null or points to a socket address whose memory is as long as its family says.
-unsafe fn socket_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+/// `address` is null or points to a socket address, whose memory is as long as it says on macOS and as the family needs
+/// elsewhere.
+unsafe fn socket_address(address: *const libc::sockaddr, family: libc::sa_family_t) -> Option<SocketAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: the caller says that a socket address is there; each begins with its family.
-    let family = unsafe { (*address).sa_family };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says that this is a sockaddr_in; read_unaligned asks for no alignment.
-            let v4 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in>()) };
+            // SAFETY: the caller's promise; every bit pattern is a sockaddr_in.
+            let v4: libc::sockaddr_in = unsafe { copy(address) };
             Some(SocketAddrV4::new(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)), 0).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that this is a sockaddr_in6; read_unaligned asks for no alignment.
-            let v6 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in6>()) };
+            // SAFETY: the caller's promise; every bit pattern is a sockaddr_in6.
+            let v6: libc::sockaddr_in6 = unsafe { copy(address) };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, 0, 0, v6.sin6_scope_id).into())
         }
         _ => None,
     }
+}
+
+/// Copies as much of a socket address as there is; the rest is zero. macOS cuts the zeros at the end of masks.
+///
+/// # Safety
+/// As for [`socket_address`], and every bit pattern is a `T`.
+unsafe fn copy<T: Copy>(address: *const libc::sockaddr) -> T {
+    let mut whole = MaybeUninit::<T>::zeroed();
+    #[cfg(target_vendor = "apple")]
+    // SAFETY: the caller says that a socket address is there.
+    let length = usize::from(unsafe { (*address).sa_len }).min(size_of::<T>());
+    #[cfg(not(target_vendor = "apple"))]
+    let length = size_of::<T>();
+    // SAFETY: the source is that long by the caller's word, the target by the minimum, and it is a local of ours.
+    unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), whole.as_mut_ptr().cast::<u8>(), length) };
+    // SAFETY: every byte was set, by zero or by the copy, and every bit pattern is a `T`.
+    unsafe { whole.assume_init() }
 }
 
 #[cfg(test)]
