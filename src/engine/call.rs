@@ -1,0 +1,194 @@
+//! The signature of a collective call, as it stands in every message of it.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use crate::{
+    link::Signature,
+    plan::Algorithm,
+    reduce::{DType, ReduceOp},
+};
+
+/// Which collective a call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum CallKind {
+    Barrier = 1,
+    AllReduce,
+    AllGather,
+    AllGatherV,
+    ReduceScatter,
+    ReduceScatterV,
+    Broadcast,
+    Split,
+}
+
+/// Everything in which the ranks must agree when they make a collective call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) kind: CallKind,
+    /// [`DType::code`], or 0 where elements only move.
+    pub(crate) dtype: u8,
+    /// [`ReduceOp`] code, or 0 where elements only move.
+    pub(crate) reduce: u8,
+    /// Bytes of an element, saturated.
+    pub(crate) element: u16,
+    /// Elements: of one rank's buffer, or of all parts together.
+    pub(crate) count: u64,
+    pub(crate) root: u32,
+    /// Digest of the counts where they may differ from rank to rank.
+    pub(crate) digest: u32,
+    /// The algorithm chosen; differs only if ranks chose from different tunings.
+    pub(crate) algorithm: u8,
+}
+
+impl Call {
+    /// A call without root, counts, reduction.
+    pub(crate) fn new(kind: CallKind, element: usize, count: usize) -> Call {
+        Call {
+            kind,
+            dtype: 0,
+            reduce: 0,
+            element: u16::try_from(element).unwrap_or(u16::MAX),
+            count: count as u64,
+            root: 0,
+            digest: 0,
+            algorithm: 0,
+        }
+    }
+
+    /// The operation's name as users call it.
+    pub(crate) fn name(&self) -> &'static str {
+        kind_name(self.kind as u8)
+    }
+
+    pub(crate) fn encode(&self) -> Signature {
+        let mut bytes = [0; 24];
+        bytes[0] = self.kind as u8;
+        bytes[1] = self.dtype;
+        bytes[2] = self.reduce;
+        bytes[3] = self.algorithm;
+        bytes[4..6].copy_from_slice(&self.element.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.count.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.root.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.digest.to_le_bytes());
+        bytes
+    }
+}
+
+/// A digest of counts: FNV-1a over their little-endian bytes, folded to 32 bits.
+pub(crate) fn digest(counts: &[usize]) -> u32 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in counts.iter().flat_map(|&count| (count as u64).to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    (hash ^ (hash >> 32)) as u32
+}
+
+/// Puts a signature, ours or a peer's, in words. Total: any bytes give some text.
+pub(crate) fn describe(signature: &Signature) -> String {
+    Described(signature).to_string()
+}
+
+struct Described<'a>(&'a Signature);
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0;
+        let element = u16::from_le_bytes([bytes[4], bytes[5]]);
+        let count = u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
+        let root = u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+        let digest = u32::from_le_bytes(std::array::from_fn(|i| bytes[20 + i]));
+        let kind = kind_name(bytes[0]);
+        if kind == kind_name(CallKind::Barrier as u8) {
+            return f.write_str(kind);
+        }
+        write!(f, "{kind}(")?;
+        if let Some(op) = ReduceOp::from_code(bytes[2]) {
+            write!(f, "{op} of ")?;
+        }
+        match DType::from_code(bytes[1]) {
+            Some(dtype) => write!(f, "{count} {dtype}")?,
+            None => write!(f, "{count} x {element} bytes")?,
+        }
+        if bytes[0] == CallKind::Broadcast as u8 {
+            write!(f, " from root {root}")?;
+        }
+        if digest != 0 {
+            write!(f, ", counts {digest:08x}")?;
+        }
+        if bytes[3] != 0 {
+            write!(f, ", {}", algorithm_name(bytes[3]))?;
+        }
+        f.write_str(")")
+    }
+}
+
+fn kind_name(code: u8) -> &'static str {
+    match code {
+        1 => "barrier",
+        2 => "all_reduce",
+        3 => "all_gather",
+        4 => "all_gather_v",
+        5 => "reduce_scatter",
+        6 => "reduce_scatter_v",
+        7 => "broadcast",
+        8 => "split",
+        _ => "an unknown operation",
+    }
+}
+
+fn algorithm_name(code: u8) -> String {
+    const ALL: [Algorithm; 11] = [
+        Algorithm::Local,
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::Ring,
+        Algorithm::BidirectionalRing,
+        Algorithm::RecursiveDoubling,
+        Algorithm::RecursiveHalving,
+        Algorithm::Dissemination,
+        Algorithm::Binomial,
+        Algorithm::Chain,
+        Algorithm::Direct,
+    ];
+    match ALL.into_iter().find(|&algorithm| algorithm_code(algorithm) == code) {
+        Some(algorithm) => format!("{algorithm:?}"),
+        None => format!("algorithm {code}"),
+    }
+}
+
+/// What stands for an algorithm in a signature; 0 is none.
+pub(crate) fn algorithm_code(algorithm: Algorithm) -> u8 {
+    algorithm as u8 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_named_with_all_that_can_differ() {
+        let call = Call {
+            dtype: DType::Bf16.code(),
+            reduce: ReduceOp::Sum.code(),
+            ..Call::new(CallKind::AllReduce, 2, 1000)
+        };
+        assert_eq!(describe(&call.encode()), "all_reduce(sum of 1000 bf16)");
+        let call = Call { root: 3, ..Call::new(CallKind::Broadcast, 4, 7) };
+        assert_eq!(describe(&call.encode()), "broadcast(7 x 4 bytes from root 3)");
+        assert_eq!(describe(&Call::new(CallKind::Barrier, 0, 0).encode()), "barrier");
+    }
+
+    #[test]
+    fn foreign_bytes_have_a_description_too() {
+        for fill in 0..=255 {
+            assert!(!describe(&[fill; 24]).is_empty());
+        }
+    }
+
+    #[test]
+    fn counts_in_another_order_have_another_digest() {
+        assert_ne!(digest(&[1, 2, 3]), digest(&[3, 2, 1]));
+    }
+}

@@ -1,0 +1,283 @@
+//! What the engine's lock guards: receivers, operations in flight, stored messages, and who waits.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    thread::Thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    block::Pool,
+    message::{RecvOperation, SendOperation},
+    run::{Place, Run},
+    shared::Shared,
+};
+use crate::link::{Header, Receiver, Signature, Ticket};
+
+/// A place in the engine's table of operations, with the life of that place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct OperationId {
+    index: u32,
+    life: u32,
+}
+
+/// An operation in flight, or finished and not yet fetched.
+pub(crate) enum Operation {
+    Collective(Box<Run>),
+    Send(SendOperation),
+    Recv(RecvOperation),
+}
+
+/// Everything behind the engine's lock.
+pub(crate) struct Core {
+    pub(crate) receivers: Vec<Option<Receiver>>,
+    /// What the payload that a receiver is reading is for.
+    pub(crate) incoming: Vec<Incoming>,
+    /// When a receiver saw the end of its stream.
+    pub(crate) closed: Vec<Option<Instant>>,
+    pub(crate) communicators: HashMap<u32, Group>,
+    /// Messages for communicators that this rank has not made yet.
+    pub(crate) limbo: Vec<Stored>,
+    /// Communicator numbers below this one are known here, or were.
+    pub(crate) next_communicator: u32,
+    pub(crate) table: Table,
+    pub(crate) pool: Pool,
+    /// Large point-to-point messages that are being sent.
+    pub(crate) streaming: Vec<OperationId>,
+    /// Somebody drives.
+    pub(crate) driven: bool,
+    pub(crate) waiters: Vec<Waiter>,
+    pub(crate) receives: Vec<bool>,
+    pub(crate) sends: Vec<bool>,
+    pub(crate) clocks: HashMap<OperationId, Clock>,
+    pub(crate) next_tick: Instant,
+    /// How far each peer said it was, by communicator and peer.
+    pub(crate) reports: HashMap<(u32, usize), u64>,
+}
+
+/// A thread that waits without driving.
+pub(crate) struct Waiter {
+    pub(crate) thread: Thread,
+    pub(crate) target: Target,
+}
+
+/// What a thread waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    Operation(OperationId),
+    /// A message to a peer has left our memory.
+    Ticket(usize, Ticket),
+}
+
+/// When an operation moved last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    pub(crate) since: Instant,
+    pub(crate) reported: Option<Instant>,
+    /// Bytes moved on the links it uses when it was looked at last.
+    pub(crate) bytes: u64,
+}
+
+/// What a payload is for.
+pub(crate) enum Incoming {
+    Nothing,
+    /// A chunk for a collective in flight, going straight to its place.
+    Place(OperationId, Place),
+    /// The same, but kept until it can be placed.
+    Kept(OperationId, Place, Vec<u8>),
+    /// A message for a posted receive, straight into its buffer.
+    Posted(OperationId, Header),
+    /// A chunk of an announced message.
+    Data(OperationId, u64),
+    /// A message nobody waits for yet.
+    Store(Header, Vec<u8>),
+    /// A message for nobody.
+    Discard,
+}
+
+/// A message that came before anybody asked for it.
+pub(crate) struct Stored {
+    pub(crate) peer: usize,
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// A communicator as the engine sees it. Everything by world rank.
+pub(crate) struct Group {
+    pub(crate) shared: Arc<Shared>,
+    /// The number of the next collective.
+    pub(crate) next_sequence: u64,
+    /// Collectives in flight.
+    pub(crate) active: Vec<(u64, OperationId)>,
+    /// Signatures of the last collectives, the newest last.
+    pub(crate) history: VecDeque<(u64, Signature)>,
+    /// Messages of collectives that this rank has not entered.
+    pub(crate) early: VecDeque<Stored>,
+    /// Receives that wait for a message, in the order they were posted.
+    pub(crate) posted: Vec<VecDeque<OperationId>>,
+    /// Messages and announcements that wait for a receive, in the order they came.
+    pub(crate) inbox: Vec<VecDeque<Stored>>,
+    /// Sends that wait for budget.
+    pub(crate) outbox: Vec<VecDeque<OperationId>>,
+    /// Announced sends by message number.
+    pub(crate) announced: HashMap<(usize, u64), OperationId>,
+    /// Receives of announced messages by message number.
+    pub(crate) receiving: HashMap<(usize, u64), OperationId>,
+    /// Cost of what is stored and not owed back yet.
+    pub(crate) held: Vec<i64>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts { progress: Some(Duration::from_secs(30)), late: Some(Duration::from_secs(300)) }
+    }
+}
+
+impl Group {
+    /// How many signatures are remembered to name a mismatch.
+    const HISTORY: usize = 256;
+
+    pub(crate) fn new(shared: Arc<Shared>, world: usize) -> Group {
+        Group {
+            shared,
+            next_sequence: 0,
+            active: Vec::new(),
+            history: VecDeque::new(),
+            early: VecDeque::new(),
+            posted: (0..world).map(|_| VecDeque::new()).collect(),
+            inbox: (0..world).map(|_| VecDeque::new()).collect(),
+            outbox: (0..world).map(|_| VecDeque::new()).collect(),
+            announced: HashMap::new(),
+            receiving: HashMap::new(),
+            held: vec![0; world],
+        }
+    }
+
+    /// Takes the next place in the sequence of collectives.
+    pub(crate) fn begin(&mut self, signature: Signature) -> u64 {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        if self.history.len() == Group::HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back((sequence, signature));
+        sequence
+    }
+
+    /// What this rank called at a place of the sequence, if it is remembered.
+    pub(crate) fn called(&self, sequence: u64) -> Option<&Signature> {
+        let back = self.next_sequence.checked_sub(sequence + 1)?;
+        let index = self.history.len().checked_sub(usize::try_from(back).ok()? + 1)?;
+        self.history.get(index).map(|(_, signature)| signature)
+    }
+
+    pub(crate) fn active(&self, sequence: u64) -> Option<OperationId> {
+        self.active.iter().find(|(at, _)| *at == sequence).map(|&(_, id)| id)
+    }
+}
+
+/// The operations in flight.
+#[derive(Default)]
+pub(crate) struct Table {
+    slots: Vec<(u32, Option<Entry>)>,
+    free: Vec<u32>,
+}
+
+/// An operation with its name and deadlines.
+pub(crate) struct Entry {
+    pub(crate) operation: Operation,
+    pub(crate) name: &'static str,
+    pub(crate) timeouts: Timeouts,
+}
+
+/// The deadlines of a call; `None`: none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timeouts {
+    /// How long nothing may move once the peer has entered the operation.
+    pub(crate) progress: Option<Duration>,
+    /// How long a peer may take to enter the operation.
+    pub(crate) late: Option<Duration>,
+}
+
+impl Table {
+    pub(crate) fn insert(&mut self, entry: Entry) -> OperationId {
+        match self.free.pop() {
+            Some(index) => {
+                let slot = &mut self.slots[index as usize];
+                slot.1 = Some(entry);
+                OperationId { index, life: slot.0 }
+            }
+            None => {
+                self.slots.push((0, Some(entry)));
+                // Four thousand million operations in flight do not fit in memory.
+                OperationId { index: (self.slots.len() - 1) as u32, life: 0 }
+            }
+        }
+    }
+
+    pub(crate) fn entry(&self, id: OperationId) -> Option<&Entry> {
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.0 == id.life { slot.1.as_ref() } else { None }
+    }
+
+    pub(crate) fn get(&self, id: OperationId) -> Option<&Operation> {
+        self.entry(id).map(|entry| &entry.operation)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: OperationId) -> Option<&mut Operation> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.0 == id.life { slot.1.as_mut().map(|entry| &mut entry.operation) } else { None }
+    }
+
+    pub(crate) fn remove(&mut self, id: OperationId) -> Option<Operation> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.0 != id.life {
+            return None;
+        }
+        let entry = slot.1.take()?;
+        slot.0 = slot.0.wrapping_add(1);
+        self.free.push(id.index);
+        Some(entry.operation)
+    }
+
+    /// Everything in flight, in no particular order.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = OperationId> + '_ {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, operation))| operation.is_some())
+            .map(|(index, &(life, _))| OperationId { index: index as u32, life })
+    }
+
+    pub(crate) fn run(&mut self, id: OperationId) -> Option<&mut Run> {
+        match self.get_mut(id) {
+            Some(Operation::Collective(run)) => Some(run),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn recv(&mut self, id: OperationId) -> Option<&mut RecvOperation> {
+        match self.get_mut(id) {
+            Some(Operation::Recv(recv)) => Some(recv),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn send(&mut self, id: OperationId) -> Option<&mut SendOperation> {
+        match self.get_mut(id) {
+            Some(Operation::Send(send)) => Some(send),
+            _ => None,
+        }
+    }
+
+    /// True when the operation is finished (and waits to be fetched).
+    pub(crate) fn finished(&self, id: OperationId) -> bool {
+        match self.get(id) {
+            Some(Operation::Collective(run)) => run.finished(),
+            Some(Operation::Send(send)) => send.finished(),
+            Some(Operation::Recv(recv)) => recv.finished(),
+            None => true,
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What has gone wrong, who has left, and where the others say they are.
+//!
+//! The monitor's thread writes here; callers read. `flag` is the only thing that a healthy call looks at (one relaxed load):
+//! zero means that nothing has happened since somebody last looked. Everything else is behind a mutex that is held for a few
+//! instructions. The flag is set after the mutex's content (release) and whoever sees it takes the mutex, so no more ordering
+//! is needed.
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    bootstrap::watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status, Watcher},
+    error::{Cause, Error},
+    link::{LinkKind, Sender},
+    os::Waker,
+};
+
+/// The group has failed; every call returns the first cause.
+pub(crate) const FAILED: u32 = 1;
+/// A peer has left or has told where it is: the driver should look.
+pub(crate) const NEWS: u32 = 2;
+
+/// The first cause of a failure, independent of the call that reports it.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    PeerLost { peer: usize, reason: String, source: Option<Cause> },
+    Timeout { peer: usize, link: LinkKind, waited: Duration, bytes: u64, detail: String },
+    Mismatch { peer: usize, sequence: u64, mine: String, theirs: String },
+    Aborted,
+    Protocol { peer: usize, link: LinkKind, reason: String },
+    Panicked { message: String },
+    System { what: &'static str, source: Cause },
+    Remote(RemoteCause),
+}
+
+/// Shared by the engine, the monitor and every call.
+pub(crate) struct Health {
+    rank: usize,
+    flag: AtomicU32,
+    news: Mutex<News>,
+    answered: Condvar,
+    waker: Arc<Waker>,
+    senders: Arc<[Option<Sender>]>,
+}
+
+struct News {
+    failure: Option<Failure>,
+    /// The other ranks have been told of the failure.
+    announced: bool,
+    departed: Vec<bool>,
+    answers: Vec<Option<Vec<u64>>>,
+    statuses: Vec<(usize, Status)>,
+}
+
+impl Health {
+    pub(crate) fn new(rank: usize, waker: Arc<Waker>, senders: Arc<[Option<Sender>]>) -> Health {
+        let size = senders.len();
+        let news = News {
+            failure: None,
+            announced: false,
+            departed: vec![false; size],
+            answers: vec![None; size],
+            statuses: Vec::new(),
+        };
+        Health {
+            rank,
+            flag: AtomicU32::new(0),
+            news: Mutex::new(news),
+            answered: Condvar::new(),
+            waker,
+            senders,
+        }
+    }
+
+    /// Zero when all is well: the one load that a healthy call pays.
+    pub(crate) fn flag(&self) -> u32 {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    /// The first cause as the error of `operation`, if the group has failed.
+    pub(crate) fn error(&self, operation: &'static str) -> Option<Error> {
+        if self.flag() & FAILED == 0 {
+            return None;
+        }
+        self.news.lock().failure.as_ref().map(|failure| failure.error(operation, self.rank))
+    }
+
+    /// Keeps `failure` if it is the first, and says whether it is.
+    pub(crate) fn fail(&self, failure: Failure) -> bool {
+        let mut news = self.news.lock();
+        let first = news.failure.is_none();
+        if first {
+            news.failure = Some(failure);
+            self.flag.fetch_or(FAILED, Ordering::Release);
+        }
+        drop(news);
+        self.answered.notify_all();
+        self.waker.wake();
+        first
+    }
+
+    /// The first cause, once: for the one who tells the other ranks.
+    pub(crate) fn announce(&self) -> Option<Failure> {
+        let mut news = self.news.lock();
+        if news.announced {
+            return None;
+        }
+        news.announced = news.failure.is_some();
+        news.failure.clone()
+    }
+
+    /// Waits until somebody has recorded a failure, or the time is up.
+    pub(crate) fn wait_failure(&self, until: Instant) {
+        let mut news = self.news.lock();
+        while news.failure.is_none() && !self.answered.wait_until(&mut news, until).timed_out() {}
+    }
+
+    /// True once the peer has said goodbye.
+    pub(crate) fn departed(&self, peer: usize) -> bool {
+        self.news.lock().departed[peer]
+    }
+
+    /// What peers have told since the last call, and clears the flag for it.
+    pub(crate) fn take_statuses(&self) -> Vec<(usize, Status)> {
+        let mut news = self.news.lock();
+        self.flag.fetch_and(!NEWS, Ordering::Relaxed);
+        std::mem::take(&mut news.statuses)
+    }
+
+    /// Waits until `peer` has answered our goodbye, the group has failed, or the time is up.
+    pub(crate) fn wait_answer(&self, peer: usize, until: Instant) -> Option<Vec<u64>> {
+        let mut news = self.news.lock();
+        loop {
+            if let Some(sent) = &news.answers[peer] {
+                return Some(sent.clone());
+            }
+            if news.failure.is_some() || self.answered.wait_until(&mut news, until).timed_out() {
+                return news.answers[peer].clone();
+            }
+        }
+    }
+}
+
+impl Watcher for Health {
+    fn goodbye(&self, peer: usize) -> Vec<u64> {
+        let sent = self.senders[peer].as_ref().map_or_else(Vec::new, Sender::close);
+        self.news.lock().departed[peer] = true;
+        self.flag.fetch_or(NEWS, Ordering::Release);
+        self.waker.wake();
+        sent
+    }
+
+    fn goodbye_answered(&self, peer: usize, sent: Vec<u64>) {
+        self.news.lock().answers[peer] = Some(sent);
+        self.answered.notify_all();
+    }
+
+    fn failed(&self, _peer: usize, cause: RemoteCause) {
+        self.fail(Failure::Remote(cause));
+    }
+
+    fn lost(&self, peer: usize, reason: String) {
+        self.fail(Failure::PeerLost { peer, reason, source: None });
+    }
+
+    fn status(&self, peer: usize, status: Status) {
+        /// More than one entry a communicator and peer is never needed; a peer that floods is cut here.
+        const LIMIT: usize = 1024;
+        let mut news = self.news.lock();
+        news.statuses.retain(|(from, old)| (*from, old.comm) != (peer, status.comm));
+        if news.statuses.len() < LIMIT {
+            news.statuses.push((peer, status));
+        }
+        drop(news);
+        self.flag.fetch_or(NEWS, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+impl Failure {
+    /// The failure as `operation` on `rank` reports it.
+    pub(crate) fn error(&self, operation: &'static str, rank: usize) -> Error {
+        match self.clone() {
+            Failure::PeerLost { peer, reason, source } => {
+                Error::PeerLost { operation, rank, peer, reason, source }
+            }
+            Failure::Timeout { peer, link, waited, bytes, detail } => {
+                Error::Timeout { operation, rank, peer, link, waited, bytes, detail }
+            }
+            Failure::Mismatch { peer, sequence, mine, theirs } => {
+                Error::Mismatch { rank, peer, sequence, mine, theirs }
+            }
+            Failure::Aborted => Error::Aborted { operation, rank, by: rank },
+            Failure::Protocol { peer, link, reason } => Error::Protocol { rank, peer, link, reason },
+            Failure::Panicked { message } => Error::OperationPanicked { operation, rank, message },
+            Failure::System { what, source } => Error::System { what, rank, source },
+            Failure::Remote(RemoteCause { origin, kind, message }) => match kind {
+                CauseKind::PeerLost { peer } if peer != rank => {
+                    let reason = format!("as rank {origin} found");
+                    Error::PeerLost { operation, rank, peer, reason, source: None }
+                }
+                CauseKind::Mismatch { peer, sequence, mine, theirs } => {
+                    Error::Mismatch { rank: origin, peer, sequence, mine, theirs }
+                }
+                CauseKind::Aborted => Error::Aborted { operation, rank, by: origin },
+                CauseKind::PeerLost { .. } | CauseKind::Other => {
+                    Error::Remote { operation, rank, by: origin, message }
+                }
+            },
+        }
+    }
+
+    /// The failure as it is told to the other ranks.
+    pub(crate) fn cause(&self, rank: usize, operation: &'static str) -> RemoteCause {
+        let kind = match self {
+            Failure::Remote(cause) => return cause.clone(),
+            Failure::PeerLost { peer, .. } => CauseKind::PeerLost { peer: *peer },
+            Failure::Mismatch { peer, sequence, mine, theirs } => CauseKind::Mismatch {
+                peer: *peer,
+                sequence: *sequence,
+                mine: mine.clone(),
+                theirs: theirs.clone(),
+            },
+            Failure::Aborted => CauseKind::Aborted,
+            _ => CauseKind::Other,
+        };
+        let mut message = self.error(operation, rank).to_string();
+        let mut end = message.len().min(MESSAGE_LIMIT);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        RemoteCause { origin: rank, kind, message }
+    }
+}

@@ -1,0 +1,506 @@
+//! The engine: plans in flight, their buffers, the links; waiting and failing.
+//!
+//! One lock guards all that the driver works on ([`core::Core`]); each link's sending half has a lock of its own, so that a
+//! message that fits goes out without the engine's lock. See [`drive`] for who does the work.
+
+mod arrive;
+mod block;
+pub(crate) mod call;
+mod core;
+mod drive;
+mod health;
+mod lines;
+mod message;
+mod prepare;
+mod run;
+mod shared;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use self::{
+    core::{Core, Entry, Group, Incoming, Operation, Stored, Table, Target},
+    health::{FAILED, Failure},
+    lines::Lines,
+    message::{RecvOperation, RecvState, SendOperation, SendState, sign},
+    run::{Run, Start},
+    shared::EAGER_LIMIT,
+};
+pub(crate) use self::{
+    core::{OperationId, Timeouts},
+    drive::Policy,
+    health::Health,
+    prepare::Prepared,
+    shared::Shared,
+};
+use crate::{
+    bootstrap::control::Control,
+    error::{Error, Result},
+    link::{Header, MessageKind, Receiver, Sender, Signature},
+    os::Waker,
+    reduce::Reducer,
+};
+
+/// How long leaving waits for the peers to confirm.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Moves the bytes of all communicators of one group.
+pub(crate) struct Engine {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    epoch: u32,
+    senders: Arc<[Option<Sender>]>,
+    core: Mutex<Core>,
+    health: Arc<Health>,
+    waker: Arc<Waker>,
+    control: Control,
+    policy: Policy,
+}
+
+/// What an engine is made of.
+pub(crate) struct Parts {
+    pub(crate) rank: usize,
+    pub(crate) epoch: u32,
+    /// By world rank, none for the own.
+    pub(crate) senders: Arc<[Option<Sender>]>,
+    pub(crate) receivers: Vec<Option<Receiver>>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) waker: Arc<Waker>,
+    pub(crate) control: Control,
+    pub(crate) policy: Policy,
+}
+
+/// A collective call, ready to be submitted.
+pub(crate) struct Submission {
+    pub(crate) prepared: Arc<Prepared>,
+    pub(crate) signature: Signature,
+    pub(crate) operation: &'static str,
+    pub(crate) raw_size: usize,
+    pub(crate) acc_size: usize,
+    pub(crate) reducer: Option<Reducer<'static>>,
+    pub(crate) input: *const u8,
+    pub(crate) output: *mut u8,
+    pub(crate) timeouts: Timeouts,
+}
+
+/// A point-to-point call: the peer's world rank, and memory.
+pub(crate) struct Message {
+    pub(crate) peer: usize,
+    pub(crate) tag: u64,
+    pub(crate) pointer: *mut u8,
+    pub(crate) length: usize,
+    pub(crate) operation: &'static str,
+    pub(crate) timeouts: Timeouts,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: Parts) -> Engine {
+        let size = parts.senders.len();
+        let core = Core {
+            receivers: parts.receivers,
+            incoming: (0..size).map(|_| Incoming::Nothing).collect(),
+            closed: vec![None; size],
+            communicators: Default::default(),
+            limbo: Vec::new(),
+            next_communicator: 0,
+            table: Table::default(),
+            pool: Default::default(),
+            streaming: Vec::new(),
+            driven: false,
+            waiters: Vec::new(),
+            receives: vec![false; size],
+            sends: vec![false; size],
+            clocks: Default::default(),
+            reports: Default::default(),
+            next_tick: Instant::now(),
+        };
+        Engine {
+            rank: parts.rank,
+            size,
+            epoch: parts.epoch,
+            senders: parts.senders,
+            core: Mutex::new(core),
+            health: parts.health,
+            waker: parts.waker,
+            control: parts.control,
+            policy: parts.policy,
+        }
+    }
+
+    /// The kind of link to a peer, none to oneself.
+    pub(crate) fn link(&self, peer: usize) -> Option<crate::link::LinkKind> {
+        self.senders[peer].as_ref().map(Sender::kind)
+    }
+
+    /// The number that the next communicator made here would get.
+    pub(crate) fn next_communicator(&self) -> u32 {
+        self.core.lock().next_communicator
+    }
+
+    /// Makes a communicator known, and all numbers below `next` taken.
+    pub(crate) fn register(&self, shared: Arc<Shared>, next: u32) -> Result<()> {
+        let mut core = self.core.lock();
+        let id = shared.id;
+        core.communicators.insert(id, Group::new(shared, self.size));
+        core.next_communicator = core.next_communicator.max(next);
+        let result = core.leave_limbo(id, &self.lines());
+        self.check(&mut core, result, "split")
+    }
+
+    /// Makes numbers taken without a communicator of our own (a split that we take no part in).
+    pub(crate) fn skip_communicators(&self, next: u32) {
+        let mut core = self.core.lock();
+        core.next_communicator = core.next_communicator.max(next);
+        let limit = core.next_communicator;
+        let Core { limbo, communicators, .. } = &mut *core;
+        limbo.retain(|stored| stored.header.comm >= limit || communicators.contains_key(&stored.header.comm));
+    }
+
+    /// Forgets a communicator; what still comes for it is dropped.
+    pub(crate) fn unregister(&self, id: u32) {
+        self.core.lock().communicators.remove(&id);
+    }
+
+    /// Runs a collective to its end.
+    ///
+    /// # Safety
+    /// `input` and `output` are valid for the plan's spans during the call, nobody else writes what the plan reads or touches
+    /// what it writes, and the reducer's user function lives as long.
+    pub(crate) unsafe fn collective(&self, comm: &Arc<Shared>, submission: Submission) -> Result<()> {
+        let operation = submission.operation;
+        let mut core = self.core.lock();
+        // SAFETY: passed on; the operation is removed below before the call returns.
+        let id = unsafe { self.submit_locked(&mut core, comm, submission) }?;
+        self.finish_locked(core, id, operation).map(|_| ())
+    }
+
+    /// Starts a collective; [`Engine::finish`] ends it.
+    ///
+    /// # Safety
+    /// As [`Engine::collective`], until [`Engine::finish`] has returned.
+    pub(crate) unsafe fn submit(&self, comm: &Arc<Shared>, submission: Submission) -> Result<OperationId> {
+        let mut core = self.core.lock();
+        // SAFETY: passed on.
+        unsafe { self.submit_locked(&mut core, comm, submission) }
+    }
+
+    /// Sends a message, going past the engine's lock when it can.
+    ///
+    /// # Safety
+    /// `message.pointer` is valid for reads of `message.length` bytes during the call, and nobody writes there.
+    pub(crate) unsafe fn send(&self, comm: &Arc<Shared>, message: Message) -> Result<()> {
+        let operation = message.operation;
+        if let Some(error) = self.health.error(operation) {
+            return Err(error);
+        }
+        let peer = message.peer;
+        let direct = peer != self.rank && message.length <= EAGER_LIMIT && !comm.has_queued(peer);
+        if !direct || !comm.take_budget(peer, message.length) {
+            // SAFETY: passed on; the operation is removed before the call returns.
+            let id = unsafe { self.submit_send(comm, message) }?;
+            return self.finish(id, operation).map(|_| ());
+        }
+        let signature = sign(message.tag, message.length as u64);
+        let mut header =
+            message::header(comm, self.epoch, peer, MessageKind::Eager, comm.number(peer), signature);
+        header.length = message.length as u64;
+        let lines = self.lines();
+        let sender = lines.sender(peer).map_err(|failure| failure.error(operation, self.rank))?;
+        // SAFETY: the caller keeps the payload during this call, which returns once the ticket is sent or the link closed.
+        let ticket = match unsafe { sender.send(&header, message.pointer) } {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                let mut core = self.core.lock();
+                let result = Err(self.lines().failure(peer, error));
+                return self.check(&mut core, result, operation);
+            }
+        };
+        if sender.sent() >= ticket {
+            return Ok(());
+        }
+        self.wait(self.core.lock(), Target::Ticket(peer, ticket), operation).map(|_| ())
+    }
+
+    /// Starts a send; [`Engine::finish`] ends it.
+    ///
+    /// # Safety
+    /// As [`Engine::send`], until [`Engine::finish`] has returned.
+    pub(crate) unsafe fn submit_send(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
+        let Message { peer, tag, pointer, length, operation, timeouts } = message;
+        let mut core = self.core.lock();
+        self.refuse_failed(&mut core, operation)?;
+        let state = if peer == self.rank { SendState::Done } else { SendState::Queued };
+        let send = SendOperation {
+            comm: comm.id,
+            peer,
+            tag,
+            pointer: pointer.cast_const(),
+            length,
+            state,
+            moved: false,
+        };
+        let id = core.table.insert(Entry { operation: Operation::Send(send), name: operation, timeouts });
+        let result = if peer == self.rank {
+            // SAFETY: the caller vouches for the payload; an empty one may have any pointer, which is not used.
+            let payload = unsafe { copy_of(pointer, length) };
+            core.offer(self.to_self(comm, tag, payload), &self.lines())
+        } else {
+            comm.queue(peer);
+            if let Some(group) = core.communicators.get_mut(&comm.id) {
+                group.outbox[peer].push_back(id);
+            }
+            core.pump_outbox(comm.id, peer, &self.lines())
+                .and_then(|()| core.pump_streams(&self.lines()).map(|_| ()))
+        };
+        self.check_submission(core, result, id, operation)
+    }
+
+    /// Starts a receive; [`Engine::finish`] ends it and tells the message's length.
+    ///
+    /// # Safety
+    /// `message.pointer` is valid for writes of `message.length` bytes until [`Engine::finish`] has returned, and nobody else
+    /// touches that memory.
+    pub(crate) unsafe fn submit_recv(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
+        let Message { peer, tag, pointer, length, operation, timeouts } = message;
+        let mut core = self.core.lock();
+        self.refuse_failed(&mut core, operation)?;
+        let recv = RecvOperation {
+            comm: comm.id,
+            peer,
+            tag,
+            pointer,
+            room: length,
+            state: RecvState::Posted,
+            moved: false,
+        };
+        let id = core.table.insert(Entry { operation: Operation::Recv(recv), name: operation, timeouts });
+        let result = core.post_recv(id, &self.lines());
+        self.check_submission(core, result, id, operation)
+    }
+
+    /// Waits for an operation and removes it; for a receive, the bytes that the message had.
+    pub(crate) fn finish(&self, id: OperationId, operation: &'static str) -> Result<u64> {
+        self.finish_locked(self.core.lock(), id, operation)
+    }
+
+    /// True if an operation would be finished without waiting; moves things on if nobody else does.
+    pub(crate) fn test(&self, id: OperationId, operation: &'static str) -> Result<bool> {
+        let mut core = self.core.lock();
+        self.refuse_failed(&mut core, operation)?;
+        if !core.driven && !core.table.finished(id) {
+            let result = self.turn(&mut core, 0).map(|_| ());
+            self.check(&mut core, result, operation)?;
+        }
+        Ok(core.table.finished(id))
+    }
+
+    /// Ends every call on every rank.
+    pub(crate) fn abort(&self) {
+        self.health.fail(Failure::Aborted);
+        self.collapse(&mut self.core.lock(), "abort");
+    }
+
+    /// The first cause, if the group has failed.
+    pub(crate) fn error(&self, operation: &'static str) -> Option<Error> {
+        self.health.error(operation)
+    }
+
+    /// Says goodbye, reads what peers still sent, and closes. Returns the error that the group had failed with before.
+    pub(crate) fn leave(&self) -> Result<()> {
+        let mut core = self.core.lock();
+        if self.failed() {
+            self.collapse(&mut core, "close");
+        } else {
+            let until = Instant::now() + FAREWELL;
+            let peers: Vec<usize> =
+                (0..self.size).filter(|&peer| peer != self.rank && !self.health.departed(peer)).collect();
+            peers.iter().for_each(|&peer| self.control.goodbye(peer));
+            for &peer in &peers {
+                let Some(sent) = self.health.wait_answer(peer, until) else { continue };
+                if let Some(receiver) = &mut core.receivers[peer] {
+                    receiver.cancel();
+                    while !receiver.drain(&sent) && Instant::now() < until {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+            self.senders.iter().flatten().for_each(Sender::shutdown);
+        }
+        let result = self.health.error("close").map_or(Ok(()), Err);
+        self.control.close();
+        core.receivers.iter_mut().for_each(|receiver| *receiver = None);
+        result
+    }
+
+    unsafe fn submit_locked(
+        &self,
+        core: &mut Core,
+        comm: &Arc<Shared>,
+        submission: Submission,
+    ) -> Result<OperationId> {
+        let Submission {
+            prepared,
+            signature,
+            operation,
+            raw_size,
+            acc_size,
+            reducer,
+            input,
+            output,
+            timeouts,
+        } = submission;
+        self.refuse_failed(core, operation)?;
+        let workspace = core.pool.take(prepared.workspace);
+        let Some(group) = core.communicators.get_mut(&comm.id) else {
+            // A communicator is registered as long as a handle of it exists, and the caller has one.
+            unreachable!("communicator {} is not registered", comm.id);
+        };
+        let sequence = group.begin(signature);
+        let shared = Arc::clone(comm);
+        let start = Start {
+            prepared,
+            shared,
+            sequence,
+            signature,
+            operation,
+            raw_size,
+            acc_size,
+            reducer,
+            input,
+            output,
+            workspace,
+        };
+        // SAFETY: the caller keeps the buffers until the operation is finished, and `finish_locked` retires the run.
+        let run = unsafe { Run::start(start) };
+        let id =
+            core.table.insert(Entry { operation: Operation::Collective(run), name: operation, timeouts });
+        let result = self.begin(core, comm, sequence, id);
+        match result {
+            Ok(()) => Ok(id),
+            Err(failure) => {
+                self.fail(core, failure, operation);
+                core.table.remove(id);
+                Err(self.first_cause(operation))
+            }
+        }
+    }
+
+    fn begin(&self, core: &mut Core, comm: &Shared, sequence: u64, id: OperationId) -> Result<(), Failure> {
+        let lines = self.lines();
+        if let Some(group) = core.communicators.get_mut(&comm.id) {
+            group.active.push((sequence, id));
+            if !group.early.is_empty() {
+                let early = std::mem::take(&mut group.early);
+                let (now, later): (Vec<Stored>, Vec<Stored>) =
+                    early.into_iter().partition(|stored| stored.header.sequence == sequence);
+                group.early = later.into();
+                now.into_iter().try_for_each(|stored| core.replay(id, stored, &lines))?;
+            }
+        }
+        core.advance(id, &lines)?;
+        match core.table.run(id) {
+            Some(run) if !run.finished() => run.grant(&lines),
+            _ => Ok(()),
+        }
+    }
+
+    fn finish_locked(
+        &self,
+        core: MutexGuard<'_, Core>,
+        id: OperationId,
+        operation: &'static str,
+    ) -> Result<u64> {
+        match self.wait(core, Target::Operation(id), operation) {
+            Ok(mut core) => match core.table.remove(id) {
+                Some(Operation::Collective(run)) => {
+                    let workspace = run.retire();
+                    core.pool.give(workspace);
+                    Ok(0)
+                }
+                Some(Operation::Recv(RecvOperation { state: RecvState::Done(bytes), .. })) => Ok(bytes),
+                _ => Ok(0),
+            },
+            Err(error) => {
+                self.core.lock().table.remove(id);
+                Err(error)
+            }
+        }
+    }
+
+    fn check_submission(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        result: Result<(), Failure>,
+        id: OperationId,
+        operation: &'static str,
+    ) -> Result<OperationId> {
+        match self.check(&mut core, result, operation) {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                core.table.remove(id);
+                Err(error)
+            }
+        }
+    }
+
+    fn check(&self, core: &mut Core, result: Result<(), Failure>, operation: &'static str) -> Result<()> {
+        result.map_err(|failure| {
+            self.fail(core, failure, operation);
+            self.first_cause(operation)
+        })
+    }
+
+    fn refuse_failed(&self, core: &mut Core, operation: &'static str) -> Result<()> {
+        if self.health.flag() & FAILED == 0 {
+            return Ok(());
+        }
+        self.collapse(core, operation);
+        Err(self.first_cause(operation))
+    }
+
+    fn first_cause(&self, operation: &'static str) -> Error {
+        // Only asked after a failure was recorded, and none is ever taken back.
+        self.health.error(operation).unwrap_or(Error::Aborted { operation, rank: self.rank, by: self.rank })
+    }
+
+    fn to_self(&self, comm: &Shared, tag: u64, payload: Vec<u8>) -> Stored {
+        let header = Header {
+            kind: MessageKind::Eager,
+            epoch: self.epoch,
+            comm: comm.id,
+            credit: 0,
+            sequence: 0,
+            stream: 0,
+            flags: 0,
+            signature: sign(tag, payload.len() as u64),
+            length: payload.len() as u64,
+        };
+        Stored { peer: self.rank, header, payload }
+    }
+
+    fn lines(&self) -> Lines<'_> {
+        Lines { senders: &self.senders, epoch: self.epoch, health: &self.health }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Whoever wants the error calls `close`.
+        let _ = self.leave();
+    }
+}
+
+/// # Safety
+/// `pointer` is valid for reads of `length` bytes unless that is zero.
+unsafe fn copy_of(pointer: *const u8, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    if length > 0 {
+        // SAFETY: the caller vouches for the source; the target was just made that long.
+        unsafe { std::ptr::copy_nonoverlapping(pointer, bytes.as_mut_ptr(), length) };
+    }
+    bytes
+}
