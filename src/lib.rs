@@ -2,13 +2,16 @@
 #![allow(dead_code, unused_imports)]
 
 mod bootstrap;
+mod communicator;
 mod config;
+mod engine;
 mod error;
 mod link;
 mod os;
 mod plan;
 mod reduce;
 
+pub use communicator::{ByteCommunicator, Communicator, Pending, Scope, local_group};
 pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;

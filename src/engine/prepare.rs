@@ -34,8 +34,8 @@ pub(crate) struct Prepared {
     pub(crate) landings: Vec<Vec<Landing>>,
     /// Bytes of scratch and landings together.
     pub(crate) workspace: usize,
-    /// Runs between two uses.
-    pub(crate) spare: Mutex<Vec<Box<Run>>>,
+    /// A run between two uses.
+    pub(crate) spare: Mutex<Option<Box<Run>>>,
 }
 
 /// The receiving end of a stream.
@@ -123,7 +123,7 @@ impl Prepared {
             scratch,
             landings,
             workspace,
-            spare: Mutex::new(Vec::new()),
+            spare: Mutex::new(None),
             plan,
         })
     }

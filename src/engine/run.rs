@@ -133,7 +133,7 @@ impl Run {
     /// Until the run is dropped or retired, `input` and `output` are valid for the plan's spans, nobody else writes what the
     /// plan reads or touches what it writes, and the reducer's user function lives.
     pub(crate) unsafe fn start(start: Start) -> Box<Run> {
-        let spare = start.prepared.spare.lock().pop();
+        let spare = start.prepared.spare.lock().take();
         let mut run = match spare {
             Some(mut run) => {
                 run.reset(start);
@@ -155,10 +155,7 @@ impl Run {
         self.reducer = None;
         self.early.clear();
         let prepared = Arc::clone(&self.prepared);
-        let mut spare = prepared.spare.lock();
-        if spare.is_empty() {
-            spare.push(self);
-        }
+        *prepared.spare.lock() = Some(self);
         workspace
     }
 

@@ -1,0 +1,88 @@
+//! Choosing and keeping plans.
+#![forbid(unsafe_code)]
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::{
+    engine::Prepared,
+    plan::{self, Choice, Collective, Plan, Shape, Tuning},
+    reduce::Repr,
+};
+
+/// Plans kept at a time. A program that makes more different calls in turn plans them anew, which takes microseconds.
+const KEPT: usize = 256;
+
+/// Chooses plans by what the group agreed on, and keeps those it has made.
+pub(super) struct Planner {
+    pub(super) tuning: Arc<Tuning>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    plans: HashMap<Shape, Arc<Prepared>>,
+    last: Option<(Shape, Arc<Prepared>)>,
+}
+
+impl Planner {
+    pub(super) fn new(tuning: Arc<Tuning>) -> Planner {
+        Planner { tuning, kept: Mutex::default() }
+    }
+
+    /// A planner for another communicator of the same group.
+    pub(super) fn sibling(&self) -> Planner {
+        Planner::new(Arc::clone(&self.tuning))
+    }
+
+    pub(super) fn plan(
+        &self,
+        collective: Collective,
+        rank: usize,
+        size: usize,
+        in_place: bool,
+        raw_size: usize,
+        acc_size: usize,
+    ) -> Arc<Prepared> {
+        let shape = Shape { collective, rank, size, in_place, raw_size, acc_size };
+        let mut kept = self.kept.lock();
+        if let Some((last, plan)) = &kept.last
+            && *last == shape
+        {
+            return Arc::clone(plan);
+        }
+        let prepared = match kept.plans.get(&shape) {
+            Some(prepared) => Arc::clone(prepared),
+            None => {
+                let sizes = |repr| match repr {
+                    Repr::Raw => raw_size,
+                    Repr::Acc => acc_size,
+                };
+                let prepared = Prepared::new(self.make(&shape), size, in_place, sizes);
+                if kept.plans.len() >= KEPT {
+                    kept.plans.clear();
+                }
+                kept.plans.insert(shape.clone(), Arc::clone(&prepared));
+                prepared
+            }
+        };
+        kept.last = Some((shape, Arc::clone(&prepared)));
+        prepared
+    }
+
+    /// What would be chosen for a shape.
+    pub(super) fn choose(&self, shape: &Shape) -> Choice {
+        plan::choose(shape, &self.tuning)
+    }
+
+    fn make(&self, shape: &Shape) -> Plan {
+        let choice = self.choose(shape);
+        let Some(mut plan) = plan::make(shape, choice.algorithm) else {
+            // `choose` only names algorithms that `make` accepts, which its tests prove.
+            unreachable!("{:?} was chosen for {shape:?} and cannot be planned", choice.algorithm);
+        };
+        plan.chunk = choice.chunk;
+        plan
+    }
+}
