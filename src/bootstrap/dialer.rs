@@ -47,8 +47,8 @@ pub(super) struct Trouble {
 #[derive(Debug)]
 enum State {
     Resting { until: Instant },
-    Connecting { socket: Socket, until: Instant },
-    Asking { channel: Channel, until: Instant },
+    Connecting { socket: Socket, address: SocketAddr, until: Instant },
+    Asking { channel: Channel, address: SocketAddr, until: Instant },
 }
 
 /// The other end's first frame.
@@ -75,28 +75,24 @@ impl Dialer {
         if matches!(self.state, State::Resting { until } if until <= now) {
             self.dial(now);
         }
-        if let State::Connecting { socket, until } = &self.state {
+        if let State::Connecting { socket, address, until } = &self.state {
+            let address = *address;
             match connected(socket) {
                 Ok(false) if now < *until => {}
-                Ok(false) => {
-                    let text = "no connection came about in time";
-                    self.next(now, Broken::Io(io::Error::new(io::ErrorKind::TimedOut, text)));
-                }
+                Ok(false) => self.next(now, address, timed_out("no connection came about in time")),
                 Ok(true) => self.ask(now, greeting),
-                Err(error) => self.next(now, Broken::Io(error)),
+                Err(error) => self.next(now, address, Broken::Io(error)),
             }
         }
-        if let State::Asking { channel, until } = &mut self.state {
+        if let State::Asking { channel, address, until } = &mut self.state {
+            let address = *address;
             channel.flush();
             match channel.receive() {
-                Ok(Some(frame)) => return Ok(Some(self.answered(now, frame))),
+                Ok(Some(frame)) => return Ok(self.answered(now, frame)),
                 Ok(None) if now < *until => {}
-                Ok(None) => {
-                    let text = "it took the call but did not answer in time";
-                    self.next(now, Broken::Io(io::Error::new(io::ErrorKind::TimedOut, text)));
-                }
+                Ok(None) => self.next(now, address, timed_out("it took the call but did not answer in time")),
                 Err(fatal @ (Broken::Version { .. } | Broken::Security { .. })) => return Err(fatal),
-                Err(error) => self.next(now, error),
+                Err(error) => self.next(now, address, error),
             }
         }
         Ok(None)
@@ -112,15 +108,13 @@ impl Dialer {
 
     /// The candidates after a name was resolved anew.
     pub(super) fn set_candidates(&mut self, candidates: Vec<SocketAddr>) {
-        if !candidates.is_empty() {
-            self.turn %= candidates.len();
-            self.candidates = candidates;
-        }
+        self.turn %= candidates.len().max(1);
+        self.candidates = candidates;
     }
 
-    /// Counts whole rounds through the candidates.
-    pub(super) fn rounds(&self) -> u32 {
-        self.rounds
+    /// True between two attempts.
+    pub(super) fn is_resting(&self) -> bool {
+        matches!(self.state, State::Resting { .. })
     }
 
     /// What became of the last attempt that failed.
@@ -128,23 +122,19 @@ impl Dialer {
         self.last_trouble.take()
     }
 
-    pub(super) fn candidates(&self) -> &[SocketAddr] {
-        &self.candidates
-    }
-
     /// The answer was no: gives the next candidate its turn.
-    pub(super) fn reject(&mut self, now: Instant, reason: String) {
-        self.next(now, Broken::Io(io::Error::other(reason)));
+    pub(super) fn reject(&mut self, now: Instant, address: SocketAddr, reason: String) {
+        self.next(now, address, Broken::Io(io::Error::other(reason)));
     }
 
     pub(super) fn interest(&self, wait: &mut Wait) {
         match &self.state {
             State::Resting { until } => wait.alarm(*until),
-            State::Connecting { socket, until } => {
+            State::Connecting { socket, until, .. } => {
                 wait.writable(socket);
                 wait.alarm(*until);
             }
-            State::Asking { channel, until } => {
+            State::Asking { channel, until, .. } => {
                 wait.readable(channel.stream());
                 if channel.unsent() {
                     wait.writable(channel.stream());
@@ -154,62 +144,58 @@ impl Dialer {
         }
     }
 
-    fn candidate(&self) -> Option<SocketAddr> {
-        self.candidates.get(self.turn).copied()
-    }
-
     fn dial(&mut self, now: Instant) {
-        let Some(address) = self.candidate() else {
+        let Some(&address) = self.candidates.get(self.turn) else {
             self.state = State::Resting { until: now + PAUSES.1 };
             return;
         };
         self.attempts = self.attempts.saturating_add(1);
         match start_connecting(address) {
             Ok(socket) => {
-                self.state = State::Connecting { socket, until: now + grown(CONNECTING, self.rounds) };
+                let until = now + grown(CONNECTING, self.rounds);
+                self.state = State::Connecting { socket, address, until };
             }
-            Err(error) => self.next(now, Broken::Io(error)),
+            Err(error) => self.next(now, address, Broken::Io(error)),
         }
     }
 
     fn ask(&mut self, now: Instant, greeting: &mut dyn FnMut(&TcpStream, u32) -> io::Result<Vec<u8>>) {
-        let rest = State::Resting { until: now };
-        let State::Connecting { socket, .. } = std::mem::replace(&mut self.state, rest) else { return };
+        let State::Connecting { socket, address, .. } = self.rest(now) else { return };
         let stream = TcpStream::from(socket);
         // A port of this machine that nobody listens on can, by chance, connect to itself.
         let alone = stream.local_addr().is_ok_and(|own| stream.peer_addr().is_ok_and(|peer| own == peer));
         if alone {
-            self.next(now, Broken::Io(io::ErrorKind::ConnectionRefused.into()));
+            self.next(now, address, Broken::Io(io::ErrorKind::ConnectionRefused.into()));
             return;
         }
         match prepare(&stream).and_then(|()| greeting(&stream, self.attempts)) {
             Ok(frame) => {
                 let mut channel = Channel::caller(stream, self.frame_limit);
                 channel.send(&frame);
-                self.state = State::Asking { channel, until: now + grown(ANSWERING, self.rounds) };
+                self.state = State::Asking { channel, address, until: now + grown(ANSWERING, self.rounds) };
             }
-            Err(error) => self.next(now, Broken::Io(error)),
+            Err(error) => self.next(now, address, Broken::Io(error)),
         }
     }
 
-    fn answered(&mut self, now: Instant, frame: Vec<u8>) -> Answer {
-        let rest = State::Resting { until: now + PAUSES.1 };
-        let address = self.candidate();
-        match (std::mem::replace(&mut self.state, rest), address) {
-            (State::Asking { channel, .. }, Some(address)) => Answer { channel, address, frame },
-            _ => unreachable!("called while a candidate was asked"),
+    fn answered(&mut self, now: Instant, frame: Vec<u8>) -> Option<Answer> {
+        match self.rest(now + PAUSES.1) {
+            State::Asking { channel, address, .. } => Some(Answer { channel, address, frame }),
+            State::Resting { .. } | State::Connecting { .. } => None,
         }
+    }
+
+    fn rest(&mut self, until: Instant) -> State {
+        std::mem::replace(&mut self.state, State::Resting { until })
     }
 
     /// Gives the next candidate its turn, after a pause if all had theirs.
-    fn next(&mut self, now: Instant, error: Broken) {
-        if let Some(address) = self.candidate() {
-            let text = match &error {
-                Broken::Io(error) => format!("{address}: {error}"),
-                other => format!("{address}: {other}"),
-            };
-            self.last_trouble = Some(Trouble { text, source: error.into_io() });
-        }
+    fn next(&mut self, now: Instant, address: SocketAddr, error: Broken) {
+        let text = match &error {
+            Broken::Io(error) => format!("{address}: {error}"),
+            other => format!("{address}: {other}"),
+        };
+        self.last_trouble = Some(Trouble { text, source: error.into_io() });
         self.turn += 1;
         let mut until = now;
         if self.turn >= self.candidates.len() {
@@ -244,6 +230,10 @@ fn connected(socket: &Socket) -> io::Result<bool> {
         }
         Err(error) => Err(error),
     }
+}
+
+fn timed_out(text: &str) -> Broken {
+    Broken::Io(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
 fn grown((first, last): (Duration, Duration), rounds: u32) -> Duration {

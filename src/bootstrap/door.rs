@@ -65,14 +65,6 @@ impl Door {
         })
     }
 
-    pub(super) fn add(&mut self, listener: TcpListener) {
-        self.listeners.push(listener);
-    }
-
-    pub(super) fn expect(&mut self, expected: usize) {
-        self.room = VISITORS + expected;
-    }
-
     pub(super) fn listeners(&self) -> &[TcpListener] {
         &self.listeners
     }

@@ -54,7 +54,7 @@ pub(super) fn meet(
     let door = Door::new(listeners, settings.size * (1 + settings.sockets))
         .map_err(|error| failure(rank, "the listener cannot be used", Some(error.into())))?;
     let controls = (0..settings.size).map(|_| None).collect();
-    Ok(Met { rank, sockets: settings.sockets, roster, deadline, door, controls })
+    Ok(Met::new(settings, roster, deadline, door, controls))
 }
 
 type Lead = ([u8; 32], Vec<u8>);

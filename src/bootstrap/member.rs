@@ -33,21 +33,17 @@ pub(super) fn meet(settings: &Settings, own: Hello, address: &Address, deadline:
     let mut place = Place { settings, own, named: named.len(), listeners: named };
     let (channel, reached, waiting) = reach(&mut place, address, deadline)?;
     let mut rank0 = RankZero { rank, name: format!("rank 0 at {reached}"), channel };
-    let (mut roster, deadline) = match waiting {
+    let (roster, deadline) = match waiting {
         First::Roster(roster) => (roster, deadline),
         First::Waiting(waiting) => rank0.wait_for_roster(settings, waiting, deadline)?,
     };
-    // Whatever rank 0 says of itself, this is how it can be reached from here.
-    let zero = &mut roster.members[0];
-    zero.addresses.truncate(zero.named);
-    zero.addresses.push(reached);
     let deadline = deadline.max(Instant::now() + roster.remaining.min(settings.connect_timeout));
     let Place { listeners, .. } = place;
     let door = Door::new(listeners, settings.size * (1 + settings.sockets))
         .map_err(|error| failure(rank, "the listener cannot be used", Some(error.into())))?;
     let mut controls: Vec<Option<Channel>> = (0..settings.size).map(|_| None).collect();
     controls[0] = Some(rank0.channel);
-    Ok(Met { rank, sockets: settings.sockets, roster, deadline, door, controls })
+    Ok(Met { reached: Some(reached), ..Met::new(settings, roster, deadline, door, controls) })
 }
 
 /// Where this rank can be reached by higher ones.
@@ -94,7 +90,7 @@ fn reach(
         if now >= deadline {
             return Err(unreachable(settings, address, trouble));
         }
-        if resolved.is_none_or(|at| at + STALE <= now) {
+        if resolved.is_none_or(|at| at + STALE <= now) && dialer.is_resting() {
             resolved = Some(now);
             match address.resolve(deadline - now) {
                 Ok(found) => dialer.set_candidates(permitted(settings, address, found)?),
@@ -122,15 +118,17 @@ fn reach(
                     ));
                 }
                 Ok(Message::Failed { reason, .. }) => return Err(failure(rank, reason, None)),
-                Ok(other) => {
-                    dialer.reject(now, format!("a {} where rank 0's answer is expected", other.name()))
-                }
-                Err(malformed) => dialer.reject(now, malformed.to_string()),
+                Ok(other) => dialer.reject(
+                    now,
+                    reached,
+                    format!("a {} where rank 0's answer is expected", other.name()),
+                ),
+                Err(malformed) => dialer.reject(now, reached, malformed.to_string()),
             }
         }
         trouble = dialer.last_trouble().or(trouble);
         let mut wait = Wait::until(deadline);
-        if let Some(at) = resolved {
+        if let Some(at) = resolved.filter(|_| dialer.is_resting()) {
             wait.alarm(at + STALE);
         }
         dialer.interest(&mut wait);

@@ -29,7 +29,7 @@ pub(crate) mod wire;
 use std::{
     fmt, io,
     io::Read,
-    net::{IpAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -123,6 +123,32 @@ struct Met {
     door: Door,
     /// Those that exist: with rank 0 if it was met there.
     controls: Vec<Option<Channel>>,
+    /// Where rank 0 was met: whatever it says of itself, this leads to it.
+    reached: Option<SocketAddr>,
+    /// Only loopback addresses are called.
+    loopback_only: bool,
+}
+
+impl Met {
+    fn new(
+        settings: &Settings,
+        roster: Roster,
+        deadline: Instant,
+        door: Door,
+        controls: Vec<Option<Channel>>,
+    ) -> Met {
+        let Settings { rank, sockets, allow_any_address, .. } = *settings;
+        Met {
+            rank,
+            sockets,
+            roster,
+            deadline,
+            door,
+            controls,
+            reached: None,
+            loopback_only: !allow_any_address,
+        }
+    }
 }
 
 fn meet(mut settings: Settings, deadline: Instant) -> Result<Met> {
@@ -181,7 +207,7 @@ fn lead(settings: &Settings, own: Hello, mut listeners: Vec<TcpListener>, deadli
     let roster = Roster { nonce, remaining, blob: settings.blob.clone(), members };
     let frame = message::Message::Roster(roster.clone()).encode();
     channels.iter_mut().flatten().for_each(|channel| channel.send(&frame));
-    Ok(Met { rank: 0, sockets: settings.sockets, roster, deadline, door, controls: channels })
+    Ok(Met::new(settings, roster, deadline, door, channels))
 }
 
 /// A group that was completed in the last moment still gets the time to connect.
@@ -226,6 +252,10 @@ fn check(settings: &Settings) -> Result<()> {
             text.clone(),
             format!("it is longer than {} bytes", message::STRING_LIMIT),
         );
+    }
+    if settings.bind.len() >= message::ADDRESS_LIMIT {
+        let reason = format!("at most {} addresses can be named", message::ADDRESS_LIMIT - 1);
+        return wrong("the interface", format!("{} addresses", settings.bind.len()), reason);
     }
     for ip in &settings.bind {
         if !ip.is_loopback() && !settings.allow_any_address {

@@ -9,6 +9,8 @@ use std::{
 
 use super::*;
 
+mod processes;
+
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn settings(rank: usize, size: usize, meeting: Meeting) -> Settings {
