@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::{
-    After, Collective, Shape, Span, direct,
+    After, Collective, Cost, Shape, Span, Tuning, direct,
     direct::own_part,
     parts::{all_parts, part},
     routed,
@@ -29,6 +29,48 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::AllReduce { count } => Some(all_reduce(shape, *count)),
         Collective::ReduceScatter { counts } => Some(reduce_scatter(shape, counts, Cables::Ring)),
     }
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let size = shape.size;
+    let (parts, folds, gathers) = match &shape.collective {
+        Collective::Barrier => {
+            let rounds = size as u64 / 2;
+            return Some(Cost { latencies: rounds, messages: size as u64 - 1, bytes: 0, folded: 0 });
+        }
+        Collective::Broadcast { count, .. } => {
+            // The two halves have links of their own unless both neighbours are one.
+            let half = shape.raw_bytes(count.div_ceil(2));
+            let both = if size == 2 { half.saturating_mul(2) } else { tuning.fan(2, half) };
+            let bytes = both.saturating_add(tuning.filling(size - 1, half));
+            return Some(Cost { latencies: size as u64 - 1, messages: size as u64, bytes, folded: 0 });
+        }
+        Collective::AllReduce { .. } if size <= 3 => return two_shot::cost(shape, tuning),
+        Collective::ReduceScatter { .. } if size <= 3 => return direct::cost(shape, tuning),
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if size == 4 => {
+            return routed::ring_cost(shape, tuning);
+        }
+        Collective::AllReduce { count } => (shape.even_parts(*count), true, true),
+        Collective::ReduceScatter { counts } => (shape.part_bytes(counts), true, false),
+        Collective::AllGather { counts } => (shape.part_bytes(counts), false, true),
+    };
+    let (rounds, messages) = (size as u64 / 2, size as u64 - 1);
+    let mut cost = Cost::default();
+    if folds {
+        // Half of the parts pass in either direction: one of them as it was, the others as partial results.
+        let partials = parts.fraction(size - 3, 2 * size);
+        cost.latencies += rounds;
+        cost.messages += messages;
+        cost.bytes = parts.largest.saturating_add(shape.as_partials(partials));
+        cost.folded = parts.fraction(size - 1, size);
+    }
+    if gathers {
+        cost.latencies += rounds;
+        cost.messages += messages;
+        cost.bytes = cost.bytes.saturating_add(parts.others().div_ceil(2));
+    }
+    cost.bytes = if size == 2 { parts.others() } else { tuning.fan(2, cost.bytes) };
+    Some(cost)
 }
 
 pub(super) fn all_gather(shape: &Shape, counts: &[usize], cables: Cables) -> Steps {

@@ -3,7 +3,7 @@
 //! ceil(lg p) message times. Chunks stream through the tree, and the largest subtree is served first.
 #![forbid(unsafe_code)]
 
-use super::{After, Collective, Shape, Span, steps::Steps};
+use super::{After, Cabling, Collective, Cost, Shape, Span, Tuning, steps::Steps};
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
     let Collective::Broadcast { root, count } = shape.collective else { return None };
@@ -27,4 +27,17 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         distance /= 2;
     }
     Some(steps)
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let Collective::Broadcast { count, .. } = shape.collective else { return None };
+    let (rounds, bytes) = (shape.doublings(), shape.raw_bytes(count));
+    // A path is as long as its end has bits.
+    let depth = shape.size.ilog2();
+    // The root has to send everything in every round, over one port or over as many links.
+    let bytes = match tuning.cabling {
+        Cabling::Shared => bytes.saturating_mul(u64::from(rounds)),
+        Cabling::Mesh | Cabling::Ring | Cabling::Line => tuning.pipelined(depth as usize, bytes),
+    };
+    Some(Cost { latencies: u64::from(depth), messages: u64::from(rounds), bytes, folded: 0 })
 }

@@ -3,7 +3,7 @@
 //! One link's time for the bytes plus p - 1 message times for the first chunk, over cables between neighbours only.
 #![forbid(unsafe_code)]
 
-use super::{After, Collective, Shape, Span, steps::Steps};
+use super::{After, Collective, Cost, Shape, Span, Tuning, steps::Steps};
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
     let Collective::Broadcast { root, count } = shape.collective else { return None };
@@ -17,4 +17,11 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         steps.send(shape.above(1), data(), after);
     }
     Some(steps)
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let Collective::Broadcast { count, .. } = shape.collective else { return None };
+    let hops = shape.size - 1;
+    let bytes = tuning.pipelined(hops, shape.raw_bytes(count));
+    Some(Cost { latencies: hops as u64, messages: hops as u64, bytes, folded: 0 })
 }

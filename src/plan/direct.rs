@@ -4,7 +4,7 @@
 //! broadcast the root sends everything p - 1 times, which pays for few ranks or small messages.
 #![forbid(unsafe_code)]
 
-use super::{Collective, Shape, Span, parts::part_of, steps::Steps};
+use super::{Cabling, Collective, Cost, Shape, Span, Tuning, parts::part_of, steps::Steps};
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
     match &shape.collective {
@@ -13,6 +13,24 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::Broadcast { root, count } => Some(broadcast(shape, *root, *count)),
         Collective::Barrier | Collective::AllReduce { .. } => None,
     }
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let peers = shape.size - 1;
+    let (bytes, folded) = match &shape.collective {
+        Collective::AllGather { counts } | Collective::ReduceScatter { counts } => {
+            // The owner of the largest part exchanges that with everyone, the owner of the smallest all others.
+            let parts = shape.part_bytes(counts);
+            let all = parts.largest.saturating_mul(peers as u64);
+            let folds = matches!(shape.collective, Collective::ReduceScatter { .. });
+            let bytes =
+                if tuning.cabling == Cabling::Shared { all.max(parts.others()) } else { parts.largest };
+            (bytes, if folds { all } else { 0 })
+        }
+        Collective::Broadcast { count, .. } => (tuning.fan(peers, shape.raw_bytes(*count)), 0),
+        Collective::Barrier | Collective::AllReduce { .. } => return None,
+    };
+    Some(Cost { latencies: 1, messages: peers as u64, bytes, folded })
 }
 
 /// A group of one: the result is the input.

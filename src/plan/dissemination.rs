@@ -3,7 +3,7 @@
 //! After ceil(lg p) rounds of one empty message each, everybody has heard of everybody.
 #![forbid(unsafe_code)]
 
-use super::{After, Collective, Shape, Span, steps::Steps};
+use super::{After, Collective, Cost, Shape, Span, steps::Steps};
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
     let Collective::Barrier = shape.collective else { return None };
@@ -21,4 +21,10 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         distance *= 2;
     }
     Some(steps)
+}
+
+pub(super) fn cost(shape: &Shape) -> Option<Cost> {
+    let Collective::Barrier = shape.collective else { return None };
+    let (depth, rounds) = (shape.doubling_depth(), shape.doublings());
+    Some(Cost { latencies: u64::from(depth), messages: u64::from(rounds), bytes: 0, folded: 0 })
 }

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    After, Collective, Leaf, Shape, Span,
+    After, Collective, Cost, Leaf, Shape, Span, Tuning,
     bidirectional_ring::{all_gather, reduce_scatter},
     partials::Partials,
     routed,
@@ -24,6 +24,59 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::ReduceScatter { .. } if matches!(shape.size, 3 | 4) => routed::line(shape),
         Collective::ReduceScatter { counts } => Some(reduce_scatter(shape, counts, Cables::Line)),
     }
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let size = shape.size;
+    let hops = size as u64 - 1;
+    // A rank between two others serves two cables.
+    let sides = (size - 1).min(2);
+    let cost = match &shape.collective {
+        Collective::Barrier => Cost { latencies: hops, messages: hops, bytes: 0, folded: 0 },
+        Collective::Broadcast { root, count } => {
+            let hops = (*root).max(size - 1 - root);
+            let sides = if *root == 0 || *root == size - 1 { 1 } else { 2 };
+            let bytes = shape.raw_bytes(*count);
+            let bytes = tuning.fan(sides, bytes).saturating_add(tuning.filling(hops, bytes));
+            Cost { latencies: hops as u64, messages: (hops + sides - 1) as u64, bytes, folded: 0 }
+        }
+        Collective::AllReduce { count } => {
+            let raw = shape.raw_bytes(*count);
+            // What comes from the ends and all results travel as they are, the rest as partial results: to the middle, and
+            // between the two ranks there if there are two.
+            let partials = (size / 2).saturating_sub(1);
+            let widest = if partials > 0 { shape.as_partials(raw) } else { raw };
+            let first_chunk = raw.min(tuning.chunk);
+            let filling = first_chunk
+                .saturating_mul((size - 1 - partials) as u64)
+                .saturating_add(shape.as_partials(first_chunk).saturating_mul(partials as u64))
+                .saturating_sub(widest.min(shape.as_partials(first_chunk)));
+            // The ranks in the middle fold two operands, the others on the way one.
+            let folded = if size == 2 { raw } else { raw.saturating_mul(2) };
+            let before_middle = size.saturating_sub(3) as u64 / 2;
+            Cost {
+                latencies: hops,
+                messages: hops,
+                bytes: tuning.fan(sides, widest).saturating_add(filling),
+                folded: folded.saturating_add(first_chunk.saturating_mul(before_middle)),
+            }
+        }
+        Collective::AllGather { counts } => {
+            let bytes = tuning.fan(sides, shape.part_bytes(counts).others());
+            Cost { latencies: hops, messages: 2 * hops, bytes, folded: 0 }
+        }
+        Collective::ReduceScatter { counts } => {
+            let parts = shape.part_bytes(counts);
+            let partials = shape.as_partials(parts.fraction(size - 2, size));
+            Cost {
+                latencies: hops,
+                messages: hops,
+                bytes: tuning.fan(sides, parts.largest.saturating_add(partials)),
+                folded: parts.fraction(size - 1, size),
+            }
+        }
+    };
+    Some(cost)
 }
 
 fn all_reduce(shape: &Shape, count: usize) -> Steps {

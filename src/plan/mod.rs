@@ -6,13 +6,16 @@
 //! One file per algorithm turns a shape into [`Steps`]; [`make`] is the door to them all, [`choose`] picks one.
 #![forbid(unsafe_code)]
 
+mod algorithm;
 mod bidirectional_ring;
 mod binomial;
 mod chain;
+mod cost;
 mod direct;
 mod dissemination;
 mod line;
 mod one_shot;
+mod overrides;
 mod partials;
 mod parts;
 mod recursive_doubling;
@@ -21,10 +24,12 @@ mod relay;
 mod ring;
 mod routed;
 mod select;
+mod simulate;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod tuning;
 mod two_shot;
 mod two_sided;
 #[cfg(test)]
@@ -34,7 +39,12 @@ use std::ops::Range;
 
 use crate::reduce::Repr;
 
-pub(crate) use select::{Choice, Reason, Tuning, choose};
+pub use algorithm::Algorithm;
+pub(crate) use cost::{Cost, cost};
+pub(crate) use overrides::{OverrideError, Overrides};
+pub(crate) use select::{Candidate, Choice, Explanation, Reason, choose, explain};
+pub(crate) use simulate::simulate;
+pub(crate) use tuning::{Cabling, Tuning};
 
 use steps::Steps;
 
@@ -182,49 +192,4 @@ pub(crate) enum Buffer {
 pub(crate) struct Scratch {
     pub(crate) repr: Repr,
     pub(crate) len: usize,
-}
-
-/// The algorithms, by the names that `RACCL_ALGORITHM` and `explain` use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Nothing to exchange: a group of one.
-    Local,
-    /// Everyone sends everything to everyone and folds locally.
-    OneShot,
-    /// Direct reduce-scatter, then direct all-gather.
-    TwoShot,
-    /// Around a ring in one direction.
-    Ring,
-    /// Around a ring in both directions at once.
-    BidirectionalRing,
-    /// Along a line in both directions at once.
-    Line,
-    /// Passed on by the neighbours on a ring, in both directions, and folded locally.
-    Relay,
-    /// Exchange with partners at doubling distance.
-    RecursiveDoubling,
-    /// Recursive halving, then recursive doubling (Rabenseifner).
-    RecursiveHalving,
-    /// Flags to ranks at doubling distance (barrier).
-    Dissemination,
-    /// A binomial tree from the root.
-    Binomial,
-    /// A chain from the root, pipelined in chunks.
-    Chain,
-    /// Directly from or to every rank.
-    Direct,
-}
-
-impl Algorithm {
-    /// True when every message goes to a neighbour on the ring of all ranks.
-    pub(crate) fn runs_on_a_ring(self) -> bool {
-        use Algorithm::{BidirectionalRing, Chain, Relay, Ring};
-        self.runs_on_a_line() || matches!(self, Ring | BidirectionalRing | Relay | Chain)
-    }
-
-    /// True when every message goes to a neighbour on the line from rank 0 to the last.
-    pub(crate) fn runs_on_a_line(self) -> bool {
-        matches!(self, Algorithm::Local | Algorithm::Line)
-    }
 }

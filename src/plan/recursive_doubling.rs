@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    After, Buffer, Collective, Leaf, Shape, Span,
+    After, Buffer, Collective, Cost, Leaf, Shape, Span,
     direct::own_part,
     partials::Partials,
     parts::all_parts,
@@ -19,6 +19,35 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
     match &shape.collective {
         Collective::AllReduce { count } => Some(all_reduce(shape, *count)),
         Collective::AllGather { counts } => Some(all_gather(shape, counts)),
+        _ => None,
+    }
+}
+
+pub(super) fn cost(shape: &Shape) -> Option<Cost> {
+    match &shape.collective {
+        Collective::AllReduce { count } => {
+            let leaves = Leaves::new(shape.size);
+            let rounds = u64::from(leaves.count.ilog2());
+            let raw = shape.raw_bytes(*count);
+            let partial = shape.as_partials(raw);
+            // With pairs, every round may carry partial results. A pair's result goes back after the others have theirs only
+            // if there are pairs in both halves of the tree.
+            let before = u64::from(leaves.pairs > 0);
+            let after = u64::from(leaves.pairs > leaves.count / 2);
+            Some(Cost {
+                latencies: before + rounds + after,
+                messages: before + rounds + after,
+                bytes: raw
+                    .saturating_mul(1 + before)
+                    .saturating_add(partial.saturating_mul(rounds - 1 + before)),
+                folded: raw.saturating_mul(rounds + before),
+            })
+        }
+        Collective::AllGather { counts } => {
+            let (depth, rounds) = (shape.doubling_depth(), shape.doublings());
+            let bytes = shape.part_bytes(counts).others();
+            Some(Cost { latencies: u64::from(depth), messages: u64::from(rounds), bytes, folded: 0 })
+        }
         _ => None,
     }
 }

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::{
-    After, Buffer, Collective, Leaf, Shape, Span,
+    After, Buffer, Collective, Cost, Leaf, Shape, Span,
+    cost::fraction,
     partials::Partials,
     parts::{all_parts, part},
     steps::Steps,
@@ -21,6 +22,40 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::ReduceScatter { counts } => Some(reduce_scatter(shape, counts)),
         _ => None,
     }
+}
+
+pub(super) fn cost(shape: &Shape) -> Option<Cost> {
+    let (total, gathers, given) = match &shape.collective {
+        Collective::AllReduce { count } => (shape.raw_bytes(*count), true, shape.raw_bytes(*count)),
+        Collective::ReduceScatter { counts } => {
+            let parts = shape.part_bytes(counts);
+            (parts.total, false, parts.largest)
+        }
+        _ => return None,
+    };
+    let leaves = Leaves::new(shape.size);
+    let rounds = u64::from(leaves.count.ilog2());
+    let halved = fraction(total, leaves.count - 1, leaves.count);
+    // With pairs, every round may carry partial results. A pair's result goes back after the others have theirs; without a
+    // gathering, only if there are pairs in both halves of the tree.
+    let before = u64::from(leaves.pairs > 0);
+    let after = if gathers { before } else { u64::from(leaves.pairs > leaves.count / 2) };
+    let as_it_was = if before > 0 { 0 } else { total.div_ceil(2) };
+    let mut cost = Cost {
+        latencies: before + rounds + after,
+        messages: before + rounds + after,
+        bytes: as_it_was
+            .saturating_add(shape.as_partials(halved.saturating_sub(as_it_was)))
+            .saturating_add(total * before)
+            .saturating_add(given * after),
+        folded: halved.saturating_add(total * before),
+    };
+    if gathers {
+        cost.latencies += rounds;
+        cost.messages += rounds;
+        cost.bytes = cost.bytes.saturating_add(halved);
+    }
+    Some(cost)
 }
 
 fn all_reduce(shape: &Shape, count: usize) -> Steps {

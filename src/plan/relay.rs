@@ -5,7 +5,7 @@
 //! halfway around.
 #![forbid(unsafe_code)]
 
-use super::{After, Collective, Leaf, Shape, Span, one_shot, parts::part, steps::Steps};
+use super::{After, Collective, Cost, Leaf, Shape, Span, Tuning, one_shot, parts::part, steps::Steps};
 use crate::reduce::Repr;
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
@@ -13,6 +13,33 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::Broadcast { root, count } => Some(broadcast(shape, root, count)),
         Collective::AllReduce { .. } if shape.size <= 3 => one_shot::make(shape),
         Collective::AllReduce { count } if shape.size == 4 => Some(all_reduce(shape, count)),
+        _ => None,
+    }
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    match shape.collective {
+        Collective::Broadcast { count, .. } => {
+            let (hops, bytes) = (shape.size / 2, shape.raw_bytes(count));
+            // The root serves both sides.
+            let sides = (shape.size - 1).min(2);
+            Some(Cost {
+                latencies: hops as u64,
+                messages: hops as u64 + 1,
+                bytes: tuning.fan(sides, bytes).saturating_add(tuning.filling(hops, bytes)),
+                folded: 0,
+            })
+        }
+        Collective::AllReduce { .. } if shape.size <= 3 => one_shot::cost(shape, tuning),
+        Collective::AllReduce { count } if shape.size == 4 => {
+            let bytes = shape.raw_bytes(count);
+            Some(Cost {
+                latencies: 2,
+                messages: 6,
+                bytes: tuning.fan(2, bytes.saturating_add(bytes / 2)),
+                folded: bytes.saturating_mul(3),
+            })
+        }
         _ => None,
     }
 }

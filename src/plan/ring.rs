@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::{
-    After, Collective, Leaf, Shape, Span, direct,
+    After, Collective, Cost, Leaf, Shape, Span, Tuning, direct,
     direct::own_part,
     partials::Partials,
     parts::{all_parts, part},
@@ -51,6 +51,34 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         }
         Collective::Barrier | Collective::Broadcast { .. } => None,
     }
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let (parts, folds, gathers) = match &shape.collective {
+        Collective::AllReduce { .. } if shape.size <= 3 => return two_shot::cost(shape, tuning),
+        Collective::ReduceScatter { .. } if shape.size <= 3 => return direct::cost(shape, tuning),
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.size == 4 => {
+            return routed::ring_cost(shape, tuning);
+        }
+        Collective::AllReduce { count } => (shape.even_parts(*count), true, true),
+        Collective::ReduceScatter { counts } => (shape.part_bytes(counts), true, false),
+        Collective::AllGather { counts } => (shape.part_bytes(counts), false, true),
+        Collective::Barrier | Collective::Broadcast { .. } => return None,
+    };
+    let rounds = shape.size as u64 - 1;
+    let mut cost = Cost::default();
+    if folds {
+        let partials = parts.fraction(shape.size - 2, shape.size);
+        cost.latencies += rounds;
+        cost.bytes = parts.largest.saturating_add(shape.as_partials(partials));
+        cost.folded = parts.fraction(shape.size - 1, shape.size);
+    }
+    if gathers {
+        cost.latencies += rounds;
+        cost.bytes = cost.bytes.saturating_add(parts.others());
+    }
+    cost.messages = cost.latencies;
+    Some(cost)
 }
 
 /// Folds every part on its way to its owner; returns the step that folds this rank's own part into `result`.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::{
-    After, Collective, Leaf, Shape, Span,
+    After, Cabling, Collective, Cost, Leaf, Shape, Span, Tuning,
     partials::Partials,
     parts::{all_parts, part},
     steps::Steps,
@@ -75,6 +75,31 @@ pub(super) fn ring(shape: &Shape) -> Option<Steps> {
     }
 }
 
+/// The cost of [`ring`].
+pub(super) fn ring_cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let (parts, gathers) = match &shape.collective {
+        Collective::AllReduce { count } => (shape.even_parts(*count), true),
+        Collective::ReduceScatter { counts } => (shape.part_bytes(counts), false),
+        _ => return None,
+    };
+    let (raw, partial) = (parts.largest, shape.as_partials(parts.largest));
+    // Within pairs two parts pass and then one is gathered; across, one partial result and then two. The first half ends when
+    // both of its parts, and the one behind which the partial result came, are there.
+    let within = if gathers { 3 * raw } else { 2 * raw };
+    let across = if gathers { partial + 2 * raw } else { partial };
+    let bytes = match (tuning.cabling, gathers) {
+        (Cabling::Shared, _) => within + across,
+        (_, true) => within.max(across) + raw.min(tuning.chunk),
+        (_, false) => within.max(raw + partial),
+    };
+    Some(Cost {
+        latencies: if gathers { 4 } else { 2 },
+        messages: if gathers { 6 } else { 3 },
+        bytes,
+        folded: raw.saturating_mul(3),
+    })
+}
+
 /// Reduce-scatter over a line of 3 or 4.
 pub(super) fn line(shape: &Shape) -> Option<Steps> {
     let Collective::ReduceScatter { counts } = &shape.collective else { return None };
@@ -87,7 +112,7 @@ pub(super) fn line(shape: &Shape) -> Option<Steps> {
             vec![rank(2, 1, 1), hop(1, 0, 0, Node::Rank(2)), pair(1, 2, 2, 0)],
         ],
         4 => vec![
-            vec![rank(3, 2, 0), rank(3, 2, 1), rank(0, 1, 2), rank(0, 1, 3)],
+            vec![rank(3, 2, 0), rank(3, 2, 1), rank(0, 1, 3), rank(0, 1, 2)],
             vec![rank(1, 0, 0), rank(0, 1, 1), rank(3, 2, 2), rank(2, 3, 3)],
             vec![pair(2, 1, 0, 1), pair(2, 1, 1, 1), pair(1, 2, 3, 0), pair(1, 2, 2, 0)],
             vec![pair(1, 0, 0, 1), pair(2, 3, 3, 0)],

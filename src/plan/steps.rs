@@ -122,6 +122,19 @@ impl Shape {
         (self.rank + self.size - distance) % self.size
     }
 
+    /// Rounds in which a number that doubles in each reaches all ranks.
+    pub(super) fn doublings(&self) -> u32 {
+        self.size.next_power_of_two().ilog2()
+    }
+
+    /// How many of these rounds lie behind each other when a round passes on only what is lacking: the last one may be about
+    /// few ranks.
+    pub(super) fn doubling_depth(&self) -> u32 {
+        let before_last = self.doublings() - 1;
+        let lacking = self.size - (1 << before_last);
+        before_last.max(lacking.next_power_of_two().ilog2() + 1)
+    }
+
     /// The leaves of a fold over all ranks in which this rank has `own` and all others send raw elements.
     pub(super) fn raw_leaves(&self, own: Span) -> Vec<Leaf> {
         let mut leaves: Vec<Leaf> = (0..self.size).map(|rank| Leaf::Peer { rank, repr: Repr::Raw }).collect();

@@ -9,22 +9,10 @@ use super::{
     *,
 };
 
-/// Every algorithm.
-const ALL: [Algorithm; 13] = [
-    Algorithm::Local,
-    Algorithm::OneShot,
-    Algorithm::TwoShot,
-    Algorithm::Ring,
-    Algorithm::BidirectionalRing,
-    Algorithm::Line,
-    Algorithm::Relay,
-    Algorithm::RecursiveDoubling,
-    Algorithm::RecursiveHalving,
-    Algorithm::Dissemination,
-    Algorithm::Binomial,
-    Algorithm::Chain,
-    Algorithm::Direct,
-];
+/// A shape of f32 elements for rank 0.
+pub(super) fn shape(collective: Collective, size: usize) -> Shape {
+    Shape { collective, rank: 0, size, in_place: false, raw_size: 4, acc_size: 4 }
+}
 
 fn shapes(
     collective: &Collective,
@@ -156,7 +144,7 @@ fn collective(size: usize) -> impl Strategy<Value = Collective> {
     ]
 }
 
-fn case() -> impl Strategy<Value = (usize, Collective)> {
+pub(super) fn case() -> impl Strategy<Value = (usize, Collective)> {
     prop_oneof![4 => 1..=9usize, 1 => 1..=33usize].prop_flat_map(|size| (Just(size), collective(size)))
 }
 
@@ -265,7 +253,7 @@ fn plans_grow_with_the_ranks_and_not_with_the_bytes() {
             ]
         };
         for (small, large) in collectives(1 << 20).into_iter().zip(collectives(1 << 40)) {
-            for algorithm in ALL {
+            for algorithm in Algorithm::ALL {
                 let make = |collective: &Collective| {
                     make(&shapes(collective, size, |_| false, 4)[size / 2], algorithm)
                 };
@@ -312,7 +300,10 @@ fn rings_and_lines_use_only_the_cables_of_neighbours() {
 
 /// The plans of all algorithms that can do it.
 fn all_plans(shapes: &[Shape], chunk: usize) -> Vec<(Algorithm, Vec<Plan>)> {
-    ALL.into_iter().filter_map(|algorithm| Some((algorithm, plans(shapes, algorithm, chunk)?))).collect()
+    Algorithm::ALL
+        .into_iter()
+        .filter_map(|algorithm| Some((algorithm, plans(shapes, algorithm, chunk)?)))
+        .collect()
 }
 
 /// Shapes on which every algorithm has something to go wrong.

@@ -4,7 +4,7 @@
 //! The second half streams behind the first: the beginning of a part is on its way back while its end is still being folded.
 #![forbid(unsafe_code)]
 
-use super::{After, Collective, Shape, Span, parts::part, steps::Steps};
+use super::{After, Collective, Cost, Shape, Span, Tuning, parts::part, steps::Steps};
 
 pub(super) fn make(shape: &Shape) -> Option<Steps> {
     let Collective::AllReduce { count } = shape.collective else { return None };
@@ -24,4 +24,15 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         steps.recv(peer, Span::output(part(peer)), vec![]);
     }
     Some(steps)
+}
+
+pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
+    let Collective::AllReduce { count } = shape.collective else { return None };
+    let (peers, bytes) = (shape.size - 1, shape.even_part_bytes(count));
+    Some(Cost {
+        latencies: 2,
+        messages: 2 * peers as u64,
+        bytes: tuning.fan(peers, bytes).saturating_mul(2),
+        folded: bytes.saturating_mul(peers as u64),
+    })
 }
