@@ -6,6 +6,9 @@ mod communicator;
 mod config;
 mod engine;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod link;
 mod os;
 mod plan;
