@@ -78,7 +78,7 @@ fn ssh_is_called_so_that_it_cannot_ask_and_shows_nothing() {
 #[test]
 fn every_shell_passes_arguments_variables_and_input_whole() {
     let mut tried = 0;
-    for shell in ["dash", "bash", "zsh", "mksh", "ksh", "busybox"] {
+    for shell in ["dash", "bash", "zsh", "busybox"] {
         let Some(path) = find(shell) else { continue };
         // With and without a dd that reads whole blocks.
         for dd in ["", "case $* in *iflag*) exit 1 ;; esac\n"] {
@@ -96,7 +96,7 @@ fn every_shell_passes_arguments_variables_and_input_whole() {
             support::assert_echoed(&done, 2);
 
             // A byte at a time is slow.
-            let input = &support::much_input()[..if dd.is_empty() { 600_000 } else { 70_000 }];
+            let input = &support::much_input()[..if dd.is_empty() { 600_000 } else { 3_000 }];
             let script = r#"echo "$(cksum)""#;
             let done = run_with_input(ssh.raccl().args(["--hosts", "one,two", "sh", "-c", script]), input);
             assert_eq!((done.status, done.stderr.as_str()), (Some(0), ""), "{shell}");
@@ -177,7 +177,7 @@ fn hostfiles_give_hosts_slots_address_devices_and_variables() {
         {"ssh": "one", "ips": ["fd00::1"], "rdma": [null, "rdma_en2"]},
         {"ssh": "two", "ips": ["fd00::2"], "rdma": ["rdma_en3", null]}]}"#;
     let done = launch(mlx, &[]);
-    let rest = r#"[fd00::1]:7 [[null,"rdma_en2"],["rdma_en3",null]] it's"#;
+    let rest = r#"[fd00::1]:7 [[[],["rdma_en2"]],[["rdma_en3"],[]]] it's"#;
     assert_eq!(done.sorted(), [format!("[0] 0 0 {rest}"), format!("[1] 1 0 {rest}")], "{done:?}");
 
     for (text, more, words) in [

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::net::{
@@ -26,8 +26,6 @@ use rustix::net::{
 use super::secret::Secret;
 use crate::failure::Failure;
 
-/// How long the launcher waits for a rank to become its program before it goes on with the others.
-const BECOMING: Duration = Duration::from_secs(5);
 /// The status of a rank that never became its program; the launcher reports the reason instead.
 const NEVER_RAN: u8 = 127;
 
@@ -40,7 +38,6 @@ impl HandOver {
     /// A new conversation, and the standard input to start the rank with.
     pub(super) fn new() -> io::Result<(Self, OwnedFd)> {
         let (channel, theirs) = UnixStream::pair()?;
-        channel.set_read_timeout(Some(BECOMING))?;
         Ok((Self { channel }, theirs.into()))
     }
 
@@ -62,9 +59,11 @@ impl HandOver {
         if sent == secret.bytes().len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Waits until the rank is its program. `Ok` also stands for a rank that died meanwhile, which its exit
-    /// status tells better.
-    pub(super) fn started(mut self) -> io::Result<()> {
+    /// Waits until the rank is its program, but no longer than until `deadline`. `Ok` also stands for a rank
+    /// that died meanwhile, which its exit status tells better.
+    pub(super) fn started(mut self, deadline: Instant) -> io::Result<()> {
+        let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.channel.set_read_timeout(Some(patience))?;
         let mut errno = [0; 4];
         match self.channel.read_exact(&mut errno) {
             Ok(()) => Err(io::Error::from_raw_os_error(i32::from_le_bytes(errno))),

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rustix::process::{Pid, Signal};
@@ -27,6 +27,9 @@ use crate::failure::{Failure, say};
 
 /// Connections to one host that are being made at the same time. sshd turns some away from ten on.
 const CONNECTING: usize = 8;
+
+/// How long we wait for local ranks to become their program, before we listen to signals again.
+const BECOMING: Duration = Duration::from_secs(5);
 
 /// What to run, and where.
 pub(crate) struct Job {
@@ -138,8 +141,9 @@ impl Running {
         }
         self.start_pending()?;
         // Only now, so that they come up side by side.
+        let deadline = Instant::now() + BECOMING;
         for (number, hand_over) in hand_overs {
-            hand_over.started().map_err(|error| {
+            hand_over.started(deadline).map_err(|error| {
                 let message = format!("cannot start `{}` as rank {number}", self.job.program_name());
                 Failure::usage(anyhow::Error::new(error).context(message))
             })?;

@@ -52,17 +52,14 @@ enum Event {
 /// Runs the command.
 pub(crate) fn run(args: LaunchArgs) -> Result<(), Failure> {
     let LaunchArgs { ranks, hosts, hostfile, coordinator, run, program } = args;
-    let hosts = match (hosts, hostfile) {
-        (Some(list), _) => Some(Hosts::from_list(&list).context("--hosts").map_err(Failure::usage)?),
-        (None, Some(path)) => Some(Hosts::from_file(&path).map_err(Failure::usage)?),
-        (None, None) => None,
-    };
     let ranks = ranks.map(|ranks| ranks as usize);
-    let job = match hosts {
-        None => local(ranks.unwrap_or(1), run, program)?,
-        Some(hosts) => on_hosts(hosts, ranks, coordinator.as_deref(), run, program)?,
+    let hosts = match (hosts, hostfile) {
+        (Some(list), _) => Hosts::from_list(&list, ranks),
+        (None, Some(path)) => Hosts::from_file(&path, ranks),
+        // One of the three is there, or clap would have complained.
+        (None, None) => return local(ranks.unwrap_or(1), run, program)?.run(),
     };
-    job.run()
+    on_hosts(&hosts.map_err(Failure::usage)?, coordinator.as_deref(), run, program)?.run()
 }
 
 /// A job of ranks on this machine.
@@ -85,27 +82,24 @@ pub(crate) fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Resu
 
 /// A job of ranks on several machines.
 fn on_hosts(
-    mut hosts: Hosts,
-    ranks: Option<usize>,
+    hosts: &Hosts,
     coordinator: Option<&str>,
     args: RunArgs,
     program: Vec<OsString>,
 ) -> Result<Job, Failure> {
-    if let Some(ranks) = ranks {
-        hosts.limit(ranks).map_err(Failure::usage)?;
+    if hosts.ranks().all(hosts::is_here) && coordinator.is_none() {
+        return local(hosts.ranks().len(), args, program);
     }
-    if hosts.ranks.iter().all(|host| hosts::is_here(host)) && coordinator.is_none() {
-        return local(hosts.ranks.len(), args, program);
-    }
-    let coordinator = coordinator_address(&hosts, coordinator, args.port)?;
+    let port = args.port.map_or_else(port::random, Ok)?;
+    let coordinator = hosts.coordinator(coordinator, port).map_err(Failure::usage)?;
     let mut variables: Vec<(OsString, OsString)> = Vec::new();
-    if let Some(devices) = &hosts.devices
+    if let Some(devices) = hosts.devices()
         && env::var_os("RACCL_DEVICES").is_none()
     {
         variables.push(("RACCL_DEVICES".into(), devices.to_string().into()));
     }
     for text in &hosts.environment {
-        let pair = variable(text.into()).map_err(|error| anyhow!("`envs` of the hostfile: {error}"));
+        let pair = variable(text.into()).map_err(|error| anyhow!("\"envs\" of the hostfile: {error}"));
         variables.push(pair.map_err(Failure::usage)?);
     }
     variables.extend(environment(&args));
@@ -115,10 +109,10 @@ fn on_hosts(
             "`{name}` cannot be set on other machines: a shell has no such names"
         )));
     }
-    let place = |host: String| if hosts::is_here(&host) { Place::Here } else { Place::Ssh(host) };
+    let place = |host: &str| if hosts::is_here(host) { Place::Here } else { Place::Ssh(host.to_owned()) };
     Ok(Job {
-        places: hosts.ranks.into_iter().map(place).collect(),
-        coordinator,
+        places: hosts.ranks().map(place).collect(),
+        coordinator: coordinator.to_string(),
         secret: Secret::new().context("no random bytes for the job's secret")?,
         environment: variables,
         directory: args.cwd,
@@ -126,28 +120,6 @@ fn on_hosts(
         ssh: Some(Ssh::from_environment().map_err(Failure::usage)?),
         prefix: true,
     })
-}
-
-/// Where rank 0 will listen: what the user says, or else the first host by the name that ssh knows it by.
-fn coordinator_address(hosts: &Hosts, wanted: Option<&str>, port: Option<u16>) -> Result<String, Failure> {
-    let (host, wanted_port) = match wanted {
-        Some(wanted) => hosts::host_and_port(wanted).context("--coordinator").map_err(Failure::usage)?,
-        None => {
-            let first = hosts.ranks.first().map(String::as_str).unwrap_or_default();
-            let address = hosts.address.as_deref().unwrap_or(hosts::machine(first));
-            if hosts::is_here(address) {
-                return Err(Failure::usage(anyhow!(
-                    "the others cannot reach rank 0 at {address}; name the first host as they see it, or give --coordinator HOST"
-                )));
-            }
-            (address, None)
-        }
-    };
-    let port = match port.or(wanted_port) {
-        Some(port) => port,
-        None => port::random()?,
-    };
-    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
 fn check_directory(directory: &Path) -> anyhow::Result<()> {

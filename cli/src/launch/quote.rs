@@ -42,7 +42,27 @@ pub(super) fn split(command: &OsStr) -> Option<Vec<OsString>> {
 mod tests {
     use std::process::Command;
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_quoted_is_one_word(words: Vec<Vec<u8>>) {
+            let words: Vec<_> = words.into_iter().map(OsString::from_vec).collect();
+            let mut script = Vec::new();
+            for word in &words {
+                push_quoted(&mut script, word);
+                script.push(b' ');
+            }
+            prop_assert_eq!(split(OsStr::from_bytes(&script)), Some(words));
+        }
+
+        #[test]
+        fn no_command_panics(command: Vec<u8>) {
+            let _ = split(OsStr::from_bytes(&command));
+        }
+    }
 
     #[test]
     fn a_shell_gives_back_what_was_quoted() {

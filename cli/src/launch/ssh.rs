@@ -29,7 +29,7 @@ const PREAMBLE: &str = include_str!("preamble.sh");
 const OPTIONS: [&str; 7] = [
     // Fail instead of asking for a password.
     "BatchMode=yes",
-    "ConnectTimeout=10",
+    "ConnectTimeout=30",
     // Notice a machine that is gone.
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
