@@ -14,7 +14,9 @@ mod os;
 mod plan;
 mod reduce;
 
-pub use communicator::{ByteCommunicator, Communicator, Pending, Scope, local_group};
+pub use communicator::{
+    ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
+};
 pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;

@@ -3,16 +3,26 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Communicator, group::assemble};
 use crate::{
     bootstrap::{self, Joined, Meeting, Settings, control::Control, watcher::Watcher},
     config::{Config, LinkChoice, Rendezvous, Resolved},
     engine::{Health, Parts, Policy, Timeouts},
-    error::{Error, Result},
+    error::{Cause, Error, Result},
     link::{LinkKind, Receiver, Sender, tcp},
     os::{self, Waker},
-    plan::Tuning,
+    plan::{OverrideError, Overrides, Tuning},
 };
+
+/// What rank 0 settles for all.
+#[derive(Serialize, Deserialize)]
+struct Wishes {
+    /// Of its machine.
+    cores: usize,
+    overrides: Overrides,
+}
 
 impl Config {
     /// Forms the group and returns its communicator. Every rank calls it; it returns when all ranks are connected.
@@ -31,12 +41,13 @@ impl Config {
         let (rank, size) = (resolved.rank, resolved.size);
         check_link(rank, resolved.link)?;
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
-        let tuning = tuning(&resolved)?;
+        let wishes = Wishes { cores: os::available_cores(), overrides: overrides(&resolved)? };
         if size == 1 {
-            return alone(tuning, timeouts);
+            return alone(wishes, timeouts);
         }
         let sockets = resolved.sockets.unwrap_or(1);
-        let blob = Vec::new();
+        let blob =
+            serde_json::to_vec(&wishes).map_err(|source| system(rank, "encoding the settings", source))?;
         let published = resolved.published;
         let settings = Settings {
             rank,
@@ -64,11 +75,16 @@ impl Config {
         };
         let joined = bootstrap::join(settings)?;
         drop(published);
-        connect_links(joined, tuning, timeouts)
+        let wishes = serde_json::from_slice(&joined.blob).map_err(|source| Error::Bootstrap {
+            rank,
+            reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
+            source: Some(Cause::new(source)),
+        })?;
+        connect_links(joined, wishes, timeouts)
     }
 }
 
-fn connect_links(joined: Joined, tuning: Tuning, timeouts: Timeouts) -> Result<Communicator> {
+fn connect_links(joined: Joined, wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
     let Joined { rank, epoch, hosts, data, control, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
@@ -87,13 +103,19 @@ fn connect_links(joined: Joined, tuning: Tuning, timeouts: Timeouts) -> Result<C
     let waker = Arc::new(Waker::new().map_err(|source| system(rank, "making a waker", source))?);
     let health = Arc::new(Health::new(rank, Arc::clone(&waker), Arc::clone(&senders)));
     let control = Control::start(control, rank, Arc::clone(&health) as Arc<dyn Watcher>)?;
+    let tuning = if hosts.iter().all(|&host| host == hosts[0]) {
+        Tuning::tcp_on_one_machine(hosts.len(), wishes.cores)
+    } else {
+        Tuning::tcp_between_machines()
+    };
+    let tuning = Tuning { overrides: wishes.overrides, ..tuning };
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, os::available_cores());
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
     assemble(parts, Arc::new(tuning), timeouts)
 }
 
-fn alone(tuning: Tuning, timeouts: Timeouts) -> Result<Communicator> {
+fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
     let senders: Arc<[Option<Sender>]> = Arc::new([None]);
     let waker = Arc::new(Waker::new().map_err(|source| system(0, "making a waker", source))?);
     let health = Arc::new(Health::new(0, Arc::clone(&waker), Arc::clone(&senders)));
@@ -106,8 +128,9 @@ fn alone(tuning: Tuning, timeouts: Timeouts) -> Result<Communicator> {
         health,
         waker,
         control,
-        policy: Policy::new(1, os::available_cores()),
+        policy: Policy::new(1, wishes.cores),
     };
+    let tuning = Tuning { overrides: wishes.overrides, ..Tuning::threads(1, wishes.cores) };
     assemble(parts, Arc::new(tuning), timeouts)
 }
 
@@ -123,11 +146,16 @@ fn check_link(rank: usize, choice: LinkChoice) -> Result<()> {
     Err(Error::Unavailable { rank, link, reason: reason.to_owned(), source: None })
 }
 
-fn tuning(resolved: &Resolved) -> Result<Tuning> {
-    let _ = resolved;
-    Ok(Tuning::default())
+fn overrides(resolved: &Resolved) -> Result<Overrides> {
+    let Some(text) = &resolved.overrides else { return Ok(Overrides::default()) };
+    text.parse().map_err(|source: OverrideError| Error::Config {
+        what: "RACCL_ALGORITHM or Config::algorithm".to_owned(),
+        value: text.clone(),
+        reason: "it is no list of algorithms such as all_reduce:0-32k=one_shot,32k-=two_shot".to_owned(),
+        source: Some(Cause::new(source)),
+    })
 }
 
 fn system(rank: usize, what: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::System { what, rank, source: crate::Cause::new(source) }
+    Error::System { what, rank, source: Cause::new(source) }
 }

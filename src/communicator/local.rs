@@ -46,12 +46,7 @@ pub fn local_group(size: usize) -> Result<Vec<Communicator>> {
         let reason = format!("a local group has 1 to {MOST} ranks, not {size}");
         return Err(Error::InvalidArgument { operation: "local_group", rank: 0, reason });
     }
-    threads(size, |_low, _high| {
-        let l = std::net::TcpListener::bind("127.0.0.1:0")?;
-        let a = std::net::TcpStream::connect(l.local_addr()?)?;
-        let (b, _) = l.accept()?;
-        Ok((link::tcp::pair(vec![a])?, link::tcp::pair(vec![b])?))
-    })
+    threads(size, |low, high| Ok(link::local::pair(Arc::clone(low), Arc::clone(high))))
 }
 
 /// The two ends of a link.
@@ -84,7 +79,7 @@ fn threads(
     let healths: Vec<Arc<Health>> = (0..size)
         .map(|rank| Arc::new(Health::new(rank, Arc::clone(&wakers[rank]), Arc::clone(&senders[rank]))))
         .collect();
-    let tuning = Arc::new(Tuning::default());
+    let tuning = Arc::new(Tuning::threads(size, os::available_cores()));
     let ranks = receivers.into_iter().enumerate().map(|(rank, receivers)| {
         let watcher = |peer: usize| {
             let watcher: Arc<dyn Watcher> = Arc::clone(&healths[peer]) as Arc<dyn Watcher>;

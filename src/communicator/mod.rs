@@ -3,6 +3,7 @@
 mod bytes;
 mod collectives;
 mod connect;
+mod explain;
 mod group;
 mod local;
 mod messages;
@@ -17,6 +18,7 @@ use std::{sync::Arc, time::Duration};
 use self::planner::Planner;
 pub use self::{
     bytes::ByteCommunicator,
+    explain::{Collective, Explanation},
     local::local_group,
     scope::{Pending, Scope},
 };

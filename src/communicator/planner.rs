@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{
     engine::Prepared,
-    plan::{self, Choice, Collective, Plan, Shape, Tuning},
+    plan::{self, Collective, Plan, Shape, Tuning},
     reduce::Repr,
 };
 
@@ -16,7 +16,7 @@ const KEPT: usize = 256;
 
 /// Chooses plans by what the group agreed on, and keeps those it has made.
 pub(super) struct Planner {
-    pub(super) tuning: Arc<Tuning>,
+    tuning: Arc<Tuning>,
     kept: Mutex<Kept>,
 }
 
@@ -71,16 +71,16 @@ impl Planner {
         prepared
     }
 
-    /// What would be chosen for a shape.
-    pub(super) fn choose(&self, shape: &Shape) -> Choice {
-        plan::choose(shape, &self.tuning)
+    /// What the group chooses by.
+    pub(super) fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     fn make(&self, shape: &Shape) -> Plan {
-        let choice = self.choose(shape);
+        let choice = plan::choose(shape, &self.tuning);
         let Some(mut plan) = plan::make(shape, choice.algorithm) else {
             // `choose` only names algorithms that `make` accepts, which its tests prove.
-            unreachable!("{:?} was chosen for {shape:?} and cannot be planned", choice.algorithm);
+            unreachable!("{} was chosen for {shape:?} and cannot be planned", choice.algorithm);
         };
         plan.chunk = choice.chunk;
         plan

@@ -139,21 +139,8 @@ fn kind_name(code: u8) -> &'static str {
 }
 
 fn algorithm_name(code: u8) -> String {
-    const ALL: [Algorithm; 11] = [
-        Algorithm::Local,
-        Algorithm::OneShot,
-        Algorithm::TwoShot,
-        Algorithm::Ring,
-        Algorithm::BidirectionalRing,
-        Algorithm::RecursiveDoubling,
-        Algorithm::RecursiveHalving,
-        Algorithm::Dissemination,
-        Algorithm::Binomial,
-        Algorithm::Chain,
-        Algorithm::Direct,
-    ];
-    match ALL.into_iter().find(|&algorithm| algorithm_code(algorithm) == code) {
-        Some(algorithm) => format!("{algorithm:?}"),
+    match Algorithm::ALL.into_iter().find(|&algorithm| algorithm_code(algorithm) == code) {
+        Some(algorithm) => algorithm.to_string(),
         None => format!("algorithm {code}"),
     }
 }
