@@ -151,22 +151,25 @@ impl Engine {
                 moved |= self.poll_peer(core, peer)?;
             }
         }
-        let mut flushed = false;
         for (peer, sender) in self.senders.iter().enumerate() {
             if let Some(sender) = sender
                 && sender.pending()
             {
-                flushed |= sender.flush().map_err(|error| self.lines().failure(peer, error))?;
+                moved |= sender.flush().map_err(|error| self.lines().failure(peer, error))?;
             }
         }
-        if flushed {
-            let ids: Vec<OperationId> = core.table.ids().collect();
-            ids.into_iter().try_for_each(|id| core.advance(id, &self.lines()))?;
+        // Whoever sent last may have pushed what others had in line.
+        let lined_up =
+            |core: &Core, id| matches!(core.table.get(id), Some(Operation::Collective(run)) if run.lined_up);
+        let waiting: Vec<OperationId> = core.table.ids().filter(|&id| lined_up(core, id)).collect();
+        for id in waiting {
+            core.advance(id, &self.lines())?;
+            moved |= core.table.finished(id);
         }
         if !core.streaming.is_empty() {
             moved |= core.pump_streams(&self.lines())?;
         }
-        Ok(moved || flushed)
+        Ok(moved)
     }
 
     fn poll_peer(&self, core: &mut Core, peer: usize) -> Result<bool, Failure> {
@@ -425,9 +428,12 @@ impl Engine {
         let limit = if entered { timeouts.progress } else { timeouts.late };
         if limit.is_some_and(|limit| waited >= limit) {
             let link = self.senders[peer].as_ref().map_or(LinkKind::Local, Sender::kind);
-            let detail =
+            let mut detail =
                 if entered { "it has entered the call" } else { "it is not known to have entered the call" }
                     .to_owned();
+            if let Some(run) = core.table.run(id) {
+                detail += &run.progress();
+            }
             return Err(Failure::Timeout { peer, link, waited, bytes, detail });
         }
         Ok(())

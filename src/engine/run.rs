@@ -39,6 +39,8 @@ pub(crate) struct Run {
     pub(crate) operation: &'static str,
     /// Something happened since the deadline was looked at last.
     pub(crate) moved: bool,
+    /// A step waits for a link to take what is in line.
+    pub(crate) lined_up: bool,
     raw_size: usize,
     acc_size: usize,
     reducer: Option<Reducer<'static>>,
@@ -170,6 +172,7 @@ impl Run {
             self.place_early();
         }
         let prepared = Arc::clone(&self.prepared);
+        self.lined_up = false;
         for index in self.first..self.steps.len() {
             if !self.steps[index].finished {
                 let before = self.steps[index].done;
@@ -282,6 +285,31 @@ impl Run {
         Some((self.shared.members[from], self.peers[from].bytes, self.peers[from].granted))
     }
 
+    /// How far the unfinished steps are, in words.
+    pub(crate) fn progress(&self) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for i in (self.first..self.steps.len()).filter(|&i| !self.steps[i].finished) {
+            let (state, length) = (&self.steps[i], self.prepared.lengths[i]);
+            let what = match &self.prepared.plan.steps[i].action {
+                Action::Send { to, .. } => format!("send to rank {}", self.shared.members[*to]),
+                Action::Recv { from, .. } => format!("receive from rank {}", self.shared.members[*from]),
+                Action::RecvFold { .. } | Action::Fold { .. } => "fold".to_owned(),
+                Action::Copy { .. } => "copy".to_owned(),
+            };
+            // Writing to a string cannot fail.
+            let _ = write!(text, "; {what}: {}/{length} done", state.done);
+            if state.issued != state.done {
+                let _ = write!(text, ", {} handed over", state.issued);
+            }
+            for arrived in &state.arrived {
+                let _ = write!(text, ", {} arrived", arrived.elements);
+            }
+            let _ = write!(text, ", {:?} allowed", self.allowed(&self.prepared, i));
+        }
+        text
+    }
+
     /// Adds the world ranks that unfinished steps receive from to `peers`, and those they send to to `sends`.
     pub(crate) fn needs(&self, receives: &mut [bool], sends: &mut [bool]) {
         for i in (self.first..self.steps.len()).filter(|&i| !self.steps[i].finished) {
@@ -317,6 +345,7 @@ impl Run {
             signature: start.signature,
             operation: start.operation,
             moved: false,
+            lined_up: false,
             raw_size: start.raw_size,
             acc_size: start.acc_size,
             reducer: start.reducer,
@@ -337,6 +366,7 @@ impl Run {
         self.signature = start.signature;
         self.operation = start.operation;
         self.moved = false;
+        self.lined_up = false;
         self.raw_size = start.raw_size;
         self.acc_size = start.acc_size;
         self.reducer = start.reducer;
@@ -450,6 +480,7 @@ impl Run {
             state.done = done;
             state.tickets.pop_front();
         }
+        self.lined_up |= !state.tickets.is_empty() || waiting >= WINDOW;
         state.finished =
             state.announced && state.done == length && state.tickets.is_empty() && state.issued == length;
         Ok(())
