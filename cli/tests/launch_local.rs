@@ -3,10 +3,11 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 
 use rustix::process::Signal;
 use support::{HEX, launch, pids, raccl, run, run_with_input, send, started, wait_until_dead};
@@ -241,4 +242,49 @@ fn wrong_usage_has_status_2() {
         assert_eq!(done.status, Some(2), "{arguments:?}: {done:?}");
         assert!(!done.stderr.is_empty() && !done.stderr.contains("panicked"), "{done:?}");
     }
+}
+
+/// A pseudo-terminal: our side, and the programs' side.
+#[cfg(target_os = "linux")]
+fn terminal() -> (File, File) {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+    grantpt(&ours).expect("grants");
+    unlockpt(&ours).expect("unlocks");
+    let name = ptsname(&ours, Vec::new()).expect("a name").into_string().expect("in ASCII");
+    let theirs = File::options().read(true).write(true).open(name).expect("opens");
+    (File::from(ours), theirs)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn on_a_terminal_questions_show_answers_arrive_and_control_c_ends_the_job() {
+    let (mut ours, theirs) = terminal();
+    // In a session of its own, whose terminal it is.
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_raccl"), "launch", "-n", "2", "--", "sh", "-c"]);
+    command
+        .arg(r#"[ $RACCL_RANK = 1 ] || { printf 'Name? '; read -r name; echo "Hello, $name"; }; sleep 600"#);
+    command
+        .stdin(theirs.try_clone().expect("again"))
+        .stdout(theirs.try_clone().expect("again"))
+        .stderr(theirs);
+    command.env("TERM", "xterm").env_remove("NO_COLOR");
+    let mut child = command.spawn().expect("setsid is there");
+    drop(command);
+
+    let mut seen = String::new();
+    let mut wait_for = |ours: &mut File, words: &str| {
+        let mut buffer = [0; 1000];
+        while !seen.contains(words) {
+            let length = ours.read(&mut buffer).unwrap_or_else(|error| panic!("{error} after {seen:?}"));
+            seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+    };
+    wait_for(&mut ours, "\u{1b}[36m[0]\u{1b}[0m Name? ");
+    ours.write_all(b"Ada\n").expect("writes");
+    wait_for(&mut ours, "Hello, Ada\r\n");
+    ours.write_all(b"\x03").expect("writes");
+    wait_for(&mut ours, "raccl: ended every rank on signal 2 (SIGINT)\r\n");
+    assert_eq!(child.wait().expect("ends").code(), Some(130));
 }

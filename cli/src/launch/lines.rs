@@ -21,12 +21,14 @@ impl Lines {
         self.append(bytes, &mut line);
     }
 
-    /// The stream has ended: hands out a last line that no newline follows.
-    pub(super) fn finish(&mut self, line: impl FnOnce(&[u8])) {
-        let last = std::mem::take(&mut self.partial);
-        if !last.is_empty() {
-            line(&last);
-        }
+    /// The beginning of a line whose end has not arrived.
+    pub(super) fn unfinished(&self) -> &[u8] {
+        &self.partial
+    }
+
+    /// Hands that out as well. What arrives next continues it.
+    pub(super) fn take_unfinished(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.partial)
     }
 
     /// Adds to the unfinished line, and cuts it whenever there is more than the longest piece.
@@ -53,7 +55,7 @@ mod tests {
         for part in text.chunks(piece) {
             lines.feed(part, |line| out.push(line.to_vec()));
         }
-        lines.finish(|line| out.push(line.to_vec()));
+        out.extend(Some(lines.take_unfinished()).filter(|last| !last.is_empty()));
         out
     }
 

@@ -18,6 +18,7 @@ mod rank;
 mod secret;
 mod ssh;
 mod stdin;
+mod writer;
 
 use std::env;
 use std::ffi::OsString;

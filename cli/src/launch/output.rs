@@ -4,46 +4,33 @@
 //! whichever stream they come from. When the reader of our output is slow the thread waits in `write`, stops
 //! reading, and the ranks wait in turn; nothing piles up here. The rest of the launcher never waits for it.
 
-use std::io::{self, IsTerminal, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anstyle::{AnsiColor, Style};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::Event;
 use super::lines::Lines;
+pub(super) use super::writer::To;
+use super::writer::Writer;
 
 /// After the last rank's end, silence of this length on a stream that some stray process still holds open
 /// ends the wait for it.
 const SILENCE: Duration = Duration::from_millis(300);
+
+/// On a terminal an unfinished line is shown after this time, since it may be a question.
+const THOUGHT: Duration = Duration::from_millis(100);
 
 /// Bytes read at once.
 const PIECE: usize = 1 << 16;
 
 /// Most that is kept of what ssh says before its rank has started.
 const HELD: usize = 1 << 14;
-
-/// Prefix colours, by rank.
-const COLOURS: [AnsiColor; 6] = [
-    AnsiColor::Cyan,
-    AnsiColor::Green,
-    AnsiColor::Yellow,
-    AnsiColor::Magenta,
-    AnsiColor::Blue,
-    AnsiColor::BrightCyan,
-];
-
-/// Where a stream's lines go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum To {
-    Stdout,
-    Stderr,
-}
 
 /// One output stream of one rank.
 pub(super) struct Stream {
@@ -73,7 +60,7 @@ impl Output {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
-        let writer = Writer { prefix, colour: [colour(&io::stdout()), colour(&io::stderr())], failed: false };
+        let writer = Writer::new(prefix);
         thread::Builder::new().name("output".into()).spawn(move || {
             Pump { inbox, woken, writer, events, streams: Vec::new(), finishing: false }.run();
         })?;
@@ -98,10 +85,6 @@ impl Output {
     }
 }
 
-fn colour(stream: &(impl IsTerminal + anstream::stream::RawStream)) -> bool {
-    anstream::AutoStream::choice(stream) != anstream::ColorChoice::Never
-}
-
 /// The thread's own state.
 struct Pump {
     inbox: Receiver<Order>,
@@ -117,6 +100,8 @@ struct Open {
     lines: Lines,
     /// What ssh said so far, until the rank has started.
     held: Option<Vec<u8>>,
+    /// When to show the unfinished line.
+    show_at: Option<Instant>,
 }
 
 impl Pump {
@@ -139,6 +124,7 @@ impl Pump {
             for index in ready.into_iter().rev() {
                 self.read(index, &mut buffer);
             }
+            self.show_unfinished();
         }
         while let Some(open) = self.streams.pop() {
             self.close(open);
@@ -154,7 +140,7 @@ impl Pump {
             match order {
                 Order::Add(stream) => {
                     let held = stream.mark.is_some().then(Vec::new);
-                    self.streams.push(Open { stream, lines: Lines::default(), held });
+                    self.streams.push(Open { stream, lines: Lines::default(), held, show_at: None });
                 }
                 Order::Finish => self.finishing = true,
             }
@@ -165,9 +151,15 @@ impl Pump {
     fn wait(&self) -> Result<Option<Vec<usize>>, Errno> {
         let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
         fds.extend(self.streams.iter().map(|open| PollFd::new(&open.stream.from, PollFlags::IN)));
-        let limit = Timespec { tv_sec: 0, tv_nsec: SILENCE.subsec_nanos().into() };
-        match poll(&mut fds, self.finishing.then_some(&limit)) {
-            Ok(0) => Ok(None),
+        let show_at = self.streams.iter().filter_map(|open| open.show_at).min();
+        let show = show_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let silence = self.finishing.then_some(SILENCE);
+        let limit = show.into_iter().chain(silence).min().map(|limit| {
+            // Both are below a second. A nanosecond more, lest we look a moment too early.
+            Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()).min(999_999_998) + 1 }
+        });
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(0) if self.finishing && show.is_none() => Ok(None),
             Ok(_) => {
                 let ready = fds[1..].iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
                 Ok(Some(ready.map(|(index, _)| index).collect()))
@@ -187,10 +179,27 @@ impl Pump {
             }
             Ok(length) => {
                 let mut out = Vec::with_capacity(length + 64);
-                let Open { stream, lines, held } = open;
+                let Open { stream, lines, held, show_at } = open;
                 lines.feed(&buffer[..length], |line| {
-                    deliver(line, stream, held, &self.writer, &self.events, &mut out);
+                    deliver(line, stream, held, &mut self.writer, &self.events, &mut out);
                 });
+                let to = stream.to;
+                // Not where a line may turn out to be for the launcher.
+                let shown = stream.mark.is_none() && self.writer.is_terminal(to);
+                *show_at = (shown && !lines.unfinished().is_empty()).then(|| Instant::now() + THOUGHT);
+                self.write(to, &out);
+            }
+        }
+    }
+
+    fn show_unfinished(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.streams.len() {
+            let Open { stream, lines, show_at, .. } = &mut self.streams[index];
+            if show_at.is_some_and(|at| at <= now) {
+                *show_at = None;
+                let mut out = Vec::new();
+                self.writer.piece(stream.rank, stream.to, &lines.take_unfinished(), &mut out);
                 let to = stream.to;
                 self.write(to, &out);
             }
@@ -198,9 +207,13 @@ impl Pump {
     }
 
     fn close(&mut self, open: Open) {
-        let Open { stream, mut lines, mut held } = open;
+        let Open { stream, mut lines, mut held, .. } = open;
         let mut out = Vec::new();
-        lines.finish(|line| deliver(line, &stream, &mut held, &self.writer, &self.events, &mut out));
+        let line = lines.take_unfinished();
+        // Of a line that has been shown the end is still due.
+        if !line.is_empty() || self.writer.is_inside(stream.rank, stream.to) {
+            deliver(&line, &stream, &mut held, &mut self.writer, &self.events, &mut out);
+        }
         self.write(stream.to, &out);
         if stream.mark.is_some() {
             let text = held.map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -225,7 +238,7 @@ fn deliver(
     line: &[u8],
     stream: &Stream,
     held: &mut Option<Vec<u8>>,
-    writer: &Writer,
+    writer: &mut Writer,
     events: &Sender<Event>,
     out: &mut Vec<u8>,
 ) {
@@ -253,64 +266,4 @@ fn deliver(
         let message = String::from_utf8_lossy(message).into_owned();
         let _ = events.send(Event::Said { rank: stream.rank, message });
     }
-}
-
-/// Our own standard output and standard error.
-struct Writer {
-    prefix: bool,
-    colour: [bool; 2],
-    failed: bool,
-}
-
-impl Writer {
-    /// Appends a line as it is to be shown.
-    fn line(&self, rank: usize, to: To, text: &[u8], out: &mut Vec<u8>) {
-        if self.prefix {
-            let style = match self.colour[to as usize] {
-                true => Style::new().fg_color(Some(COLOURS[rank % COLOURS.len()].into())),
-                false => Style::new(),
-            };
-            let prefix = format!("{style}[{rank}]{style:#} ");
-            out.extend_from_slice(prefix.as_bytes());
-        }
-        out.extend_from_slice(text);
-        out.push(b'\n');
-    }
-
-    /// Writes all of it. After an error, which is returned once, everything is thrown away, so that the
-    /// ranks are not kept from ending.
-    fn write(&mut self, to: To, bytes: &[u8]) -> io::Result<()> {
-        if self.failed || bytes.is_empty() {
-            return Ok(());
-        }
-        let (stdout, stderr) = (io::stdout(), io::stderr());
-        let result = match to {
-            To::Stdout => write_all(stdout.as_fd(), bytes),
-            To::Stderr => write_all(stderr.as_fd(), bytes),
-        };
-        self.failed = result.is_err();
-        result
-    }
-}
-
-/// Like `Write::write_all`, but also over a descriptor that somebody else made non-blocking, as programs
-/// that share a terminal do.
-fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(length) => bytes = &bytes[length..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                poll(&mut [PollFd::new(&to, PollFlags::OUT)], None).map(drop).or_else(
-                    |error| match error {
-                        Errno::INTR => Ok(()),
-                        error => Err(error),
-                    },
-                )?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
