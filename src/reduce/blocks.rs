@@ -26,6 +26,16 @@ pub(super) struct Loops {
     pub(super) half: Option<HalfLoops>,
 }
 
+impl Loops {
+    /// Bytes of an element.
+    pub(super) fn size(&self, repr: Repr) -> usize {
+        match self.half {
+            Some(half) if repr == Repr::Raw => half.size,
+            _ => self.size,
+        }
+    }
+}
+
 /// The loops between a half in memory and its value, an f32.
 #[derive(Clone, Copy)]
 pub(super) struct HalfLoops {
@@ -48,16 +58,10 @@ const BLOCK: usize = 4096;
 /// instruction set that they were compiled for.
 pub(super) unsafe fn run(loops: &Loops, job: &Job<'_>) {
     let fold = Fold { loops, job, tree: Tree::over(job.sources.len()) };
-    let size = fold.size(job.to);
-    // Blocks after the first start at a cache line, if any element does.
-    let head = if job.stream { stream::split(job.dst, job.count, size).0 } else { 0 };
-    let mut at = 0;
-    while at < job.count {
-        let room = BLOCK / loops.size - if at == 0 { head.wrapping_neg() % (stream::LINE / size) } else { 0 };
-        let count = room.min(job.count - at);
+    for at in job.range.clone().step_by(BLOCK / loops.size) {
+        let count = (BLOCK / loops.size).min(job.range.end - at);
         // SAFETY: the caller's promises are the same ones; the block is inside the job.
         unsafe { fold.block(at, count) };
-        at += count;
     }
 }
 
@@ -88,13 +92,6 @@ impl Block {
 }
 
 impl Fold<'_> {
-    fn size(&self, repr: Repr) -> usize {
-        match self.loops.half {
-            Some(half) if repr == Repr::Raw => half.size,
-            _ => self.loops.size,
-        }
-    }
-
     /// Folds `count` elements from `at` on.
     ///
     /// # Safety
@@ -102,7 +99,7 @@ impl Fold<'_> {
     /// As for [`run`]; the elements are inside the job and their values fit into a block.
     unsafe fn block(&self, at: usize, count: usize) {
         let job = self.job;
-        let size = self.size(job.to);
+        let size = self.loops.size(job.to);
         // SAFETY: the elements are inside the job.
         let dst = unsafe { job.dst.add(at * size) };
         let narrow = self.loops.half.filter(|_| job.to == Repr::Raw).map(|half| half.narrow);
@@ -189,7 +186,7 @@ impl Fold<'_> {
     unsafe fn source(&self, index: usize, at: usize, count: usize, out: *mut u8) -> *const u8 {
         let source = self.job.sources[index];
         // SAFETY: the elements are inside the job.
-        let from = unsafe { source.ptr.add(at * self.size(source.repr)) };
+        let from = unsafe { source.ptr.add(at * self.loops.size(source.repr)) };
         match self.loops.half {
             Some(half) if source.repr == Repr::Raw => {
                 // SAFETY: the source holds `count` halves; `out` has room, and is no source, as only partial

@@ -98,6 +98,18 @@ compile! {
     Baseline
 }
 
+#[cfg(target_arch = "x86_64")]
+compile! {
+    /// x86-64 with AVX2.
+    Avx2, "avx2"
+}
+
+#[cfg(target_arch = "x86_64")]
+compile! {
+    /// x86-64 with AVX-512, for its 64-bit integers.
+    Avx512, "avx512f,avx512bw,avx512dq,avx512vl"
+}
+
 #[inline(always)]
 unsafe fn combine_all<T: Pod, O: Combine<T>>(left: *const u8, right: *const u8, out: *mut u8, count: usize) {
     for index in 0..count {

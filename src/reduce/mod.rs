@@ -6,19 +6,28 @@
 //! once, to nearest even. Only which NaN a NaN is may differ.
 
 mod arithmetic;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod blocks;
 mod custom;
 mod dispatch;
 mod dtype;
+mod formats;
 mod job;
 mod local;
 mod loops;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod operation;
 mod reducer;
+mod registers;
 mod stream;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
+mod vector;
 
 pub use dtype::{DType, Element, Fractional, Integer, Number, Ordered, ParseDTypeError};
 pub use local::reduce_local;

@@ -45,6 +45,18 @@ impl Tree {
     pub(crate) const fn leaf(self, index: usize) -> Leaf {
         if index < self.pairs { Leaf::Pair(2 * index, 2 * index + 1) } else { Leaf::One(index + self.pairs) }
     }
+
+    /// How many nodes are completed by value `index`, for who takes values in order and keeps unfinished nodes on
+    /// a stack: so often the value, or what came of it, is combined with the node that was there last.
+    pub(crate) const fn merges(self, index: usize) -> u32 {
+        if index >= 2 * self.pairs {
+            (index - self.pairs).trailing_ones()
+        } else if index % 2 == 1 {
+            1 + (index / 2).trailing_ones()
+        } else {
+            0
+        }
+    }
 }
 
 /// What a leaf is made of, by index of the values.
@@ -104,6 +116,22 @@ mod tests {
         assert_eq!(spelled(6), "(((0 1) (2 3)) (4 5))");
         assert_eq!(spelled(7), "(((0 1) (2 3)) ((4 5) 6))");
         assert_eq!(spelled(8), "(((0 1) (2 3)) ((4 5) (6 7)))");
+    }
+
+    #[test]
+    fn a_stack_that_merges_as_told_builds_the_tree() {
+        for n in 1..=70 {
+            let tree = Tree::over(n);
+            let mut stack = Vec::new();
+            for index in 0..n {
+                let mut node = index.to_string();
+                for _ in 0..tree.merges(index) {
+                    node = format!("({} {node})", stack.pop().unwrap());
+                }
+                stack.push(node);
+            }
+            assert_eq!(stack, [spelled(n)], "{n} values");
+        }
     }
 
     #[test]
