@@ -415,8 +415,9 @@ impl Communicator {
             collective = without_elements(collective);
         }
         let acc_size = reducer.as_ref().map_or(element, |reducer| reducer.acc_size().max(1));
-        let planned =
-            self.inner.planner.plan(collective, self.rank(), self.size(), in_place, element, acc_size);
+        let ordered = reducer.as_ref().is_some_and(|reducer| reducer.op() == crate::ReduceOp::Custom);
+        let (rank, size) = (self.rank(), self.size());
+        let planned = self.inner.planner.plan(collective, rank, size, in_place, element, acc_size, ordered);
         call.algorithm = algorithm_code(planned.plan.algorithm);
         Submission {
             prepared: planned,

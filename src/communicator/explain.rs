@@ -80,6 +80,7 @@ impl Communicator {
             in_place: false,
             raw_size: ELEMENT,
             acc_size: ELEMENT,
+            ordered: false,
         };
         let explained = plan::explain(&shape, self.inner.planner.tuning());
         Explanation {

@@ -36,6 +36,7 @@ impl Planner {
         Planner::new(Arc::clone(&self.tuning))
     }
 
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn plan(
         &self,
         collective: Collective,
@@ -44,8 +45,9 @@ impl Planner {
         in_place: bool,
         raw_size: usize,
         acc_size: usize,
+        ordered: bool,
     ) -> Arc<Prepared> {
-        let shape = Shape { collective, rank, size, in_place, raw_size, acc_size };
+        let shape = Shape { collective, rank, size, in_place, raw_size, acc_size, ordered };
         let mut kept = self.kept.lock();
         if let Some((last, plan)) = &kept.last
             && *last == shape

@@ -1,7 +1,8 @@
 //! Bidirectional ring: around a ring of neighbours in both directions at once.
 //!
 //! Every part travels half the ring on either side of its owner, so both directions of each cable carry half the bytes, and
-//! there are half as many message times as in a ring of one direction. Up to 4 ranks the canonical tree is kept.
+//! there are half as many message times as in a ring of one direction. Up to 4 ranks the canonical tree is kept; beyond, the order
+//! of the fold is not that of the ranks, so operations that need it take another algorithm.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -26,6 +27,7 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.size == 4 => {
             routed::ring(shape)
         }
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.ordered => None,
         Collective::AllReduce { count } => Some(all_reduce(shape, *count)),
         Collective::ReduceScatter { counts } => Some(reduce_scatter(shape, counts, Cables::Ring)),
     }
@@ -50,6 +52,7 @@ pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
         Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if size == 4 => {
             return routed::ring_cost(shape, tuning);
         }
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.ordered => return None,
         Collective::AllReduce { count } => (shape.even_parts(*count), true, true),
         Collective::ReduceScatter { counts } => (shape.part_bytes(counts), true, false),
         Collective::AllGather { counts } => (shape.part_bytes(counts), false, true),

@@ -88,6 +88,8 @@ pub(crate) struct Shape {
     pub(crate) raw_size: usize,
     /// Bytes of an element as partial results have it (f16 and bf16: 4; all others: `raw_size`).
     pub(crate) acc_size: usize,
+    /// True when operands must be folded in the order of their ranks (user-defined operations need not commute).
+    pub(crate) ordered: bool,
 }
 
 /// The collective operations, with lengths in elements.

@@ -3,7 +3,8 @@
 //! Reduce-scatter: each part starts behind its owner and is folded by every rank on its way around. All-gather: each part goes
 //! once around. 2(p - 1) message times and the fewest bytes; for cables that are fast one way at a time, and as a yardstick.
 //! Beyond 4 ranks the order of the fold is x[j+1] + x[j+2] + ... + x[j] around the ring for the part of rank j, from the left.
-//! Up to 4 ranks the canonical tree is kept: up to 3 everyone is a neighbour, for 4 see [`routed`].
+//! Up to 4 ranks the canonical tree is kept: up to 3 everyone is a neighbour, for 4 see [`routed`]. Beyond, the order is not
+//! that of the ranks, so operations that need it take another algorithm.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub(super) fn make(shape: &Shape) -> Option<Steps> {
         Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.size == 4 => {
             routed::ring(shape)
         }
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.ordered => None,
         Collective::AllReduce { count } => {
             let parts: Vec<Range<usize>> =
                 (0..shape.size).map(|rank| part(*count, shape.size, rank)).collect();
@@ -60,6 +62,7 @@ pub(super) fn cost(shape: &Shape, tuning: &Tuning) -> Option<Cost> {
         Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.size == 4 => {
             return routed::ring_cost(shape, tuning);
         }
+        Collective::AllReduce { .. } | Collective::ReduceScatter { .. } if shape.ordered => return None,
         Collective::AllReduce { count } => (shape.even_parts(*count), true, true),
         Collective::ReduceScatter { counts } => (shape.part_bytes(counts), true, false),
         Collective::AllGather { counts } => (shape.part_bytes(counts), false, true),

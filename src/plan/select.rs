@@ -145,12 +145,13 @@ mod tests {
             tuning in 0..7usize,
             acc_size in prop_oneof![Just(2usize), Just(4)],
             overridden in any::<bool>(),
+            ordered in any::<bool>(),
         ) {
             let mut tuning = tunings()[tuning].clone();
             if overridden {
                 tuning.overrides = "all_reduce:ring;broadcast:chain;all_gather:0-1k=line".parse().expect("well formed");
             }
-            let shape = |rank, in_place| Shape { collective: collective.clone(), rank, size, in_place, raw_size: 2, acc_size };
+            let shape = |rank, in_place| Shape { collective: collective.clone(), rank, size, in_place, raw_size: 2, acc_size, ordered };
             let choice = choose(&shape(0, false), &tuning);
             for rank in 0..size {
                 prop_assert_eq!(choose(&shape(rank, rank % 2 == 1), &tuning), choice);
@@ -159,8 +160,12 @@ mod tests {
         }
 
         #[test]
-        fn there_is_a_cost_exactly_when_there_is_a_plan((size, collective) in case(), tuning in 0..7usize) {
-            let shape = shape(collective, size);
+        fn there_is_a_cost_exactly_when_there_is_a_plan(
+            (size, collective) in case(),
+            tuning in 0..7usize,
+            ordered in any::<bool>(),
+        ) {
+            let shape = Shape { ordered, ..shape(collective, size) };
             for algorithm in Algorithm::ALL {
                 let cost = cost(&shape, algorithm, &tunings()[tuning]);
                 prop_assert_eq!(cost.is_some(), make(&shape, algorithm).is_some(), "{}", algorithm);

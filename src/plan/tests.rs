@@ -11,7 +11,7 @@ use super::{
 
 /// A shape of f32 elements for rank 0.
 pub(super) fn shape(collective: Collective, size: usize) -> Shape {
-    Shape { collective, rank: 0, size, in_place: false, raw_size: 4, acc_size: 4 }
+    Shape { collective, rank: 0, size, in_place: false, raw_size: 4, acc_size: 4, ordered: false }
 }
 
 fn shapes(
@@ -27,6 +27,7 @@ fn shapes(
         in_place: in_place(rank),
         raw_size: 2,
         acc_size,
+        ordered: false,
     };
     (0..size).map(shape).collect()
 }
@@ -234,6 +235,26 @@ fn the_messages_do_not_depend_on_who_is_in_place() {
                 let mixed = shapes(&collective, size, |rank| rank % 3 == 0, acc_size);
                 for (algorithm, plans) in all_plans(&mixed, 8) {
                     assert_eq!(prove(&mixed, algorithm, &plans), Ok(()), "{algorithm:?} for {collective:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operations_that_need_it_are_folded_in_the_order_of_the_ranks() {
+    for size in 2..18 {
+        for collective in
+            [Collective::AllReduce { count: 40 }, Collective::ReduceScatter { counts: vec![3; size] }]
+        {
+            let shape = Shape { ordered: true, ..shape(collective, size) };
+            for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| make(&shape, algorithm).is_some())
+            {
+                let mut expressions = Expressions::default();
+                for element in 0..40.min(3 * size) {
+                    let value = promise(&shape, algorithm, &mut expressions, element);
+                    let ranks: Vec<usize> = (0..size).collect();
+                    assert_eq!(expressions.inputs(value), ranks, "{algorithm} on {size} ranks");
                 }
             }
         }

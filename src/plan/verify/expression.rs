@@ -60,6 +60,15 @@ impl Expressions {
         rest.iter().fold(first, |left, &right| self.combined(left, right))
     }
 
+    /// The ranks whose elements are in an expression, from left to right.
+    pub(in crate::plan) fn inputs(&self, value: Expression) -> Vec<usize> {
+        match self.terms[value.0 as usize] {
+            Term::Input(rank) => vec![rank],
+            Term::Combined(left, right) => [self.inputs(left), self.inputs(right)].concat(),
+            Term::Finished(inner) => self.inputs(inner),
+        }
+    }
+
     /// True for what must not be folded again, nor kept as a partial result.
     pub(super) fn is_finished(&self, value: Expression) -> bool {
         matches!(self.terms[value.0 as usize], Term::Finished(_))
