@@ -8,6 +8,7 @@ mod freeing;
 mod interface;
 mod lab;
 mod limits;
+mod programs;
 mod queues;
 mod regions;
 mod transfer;
