@@ -31,8 +31,11 @@ impl Core {
             return self.header_for_unknown(peer, header, lines);
         }
         self.take_credit(peer, &header, lines)?;
+        // The payload before this header has landed, so nothing is dropped here that a receiver still writes to. Nobody else may
+        // do this: stored messages are handled while the next payload is landing.
+        self.incoming[peer] = Incoming::Nothing;
         match header.kind {
-            MessageKind::Credit => self.incoming[peer] = Incoming::Nothing,
+            MessageKind::Credit => {}
             MessageKind::Grant => self.granted(peer, &header, lines)?,
             MessageKind::Collective => self.collective_header(peer, header, lines)?,
             MessageKind::Eager => self.eager_header(peer, header, lines)?,
@@ -102,7 +105,10 @@ impl Core {
             return self.offer(stored, lines);
         }
         match group.active(stored.header.sequence) {
-            Some(id) => self.replay(id, stored, lines),
+            Some(id) => {
+                self.replay(id, stored, lines)?;
+                self.advance(id, lines)
+            }
             None => {
                 group.early.push_back(stored);
                 Ok(())
@@ -197,7 +203,6 @@ impl Core {
     }
 
     fn granted(&mut self, peer: usize, header: &Header, lines: &Lines<'_>) -> Result<(), Failure> {
-        self.incoming[peer] = Incoming::Nothing;
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
         if header.flags & FOR_MESSAGE != 0 {
             let Some(id) = group.announced.remove(&(peer, header.sequence)) else {

@@ -24,6 +24,8 @@ pub(crate) struct Receiver<L> {
     lanes: Vec<Lane<L>>,
     split: Split,
     inbox: Inbox,
+    /// The last read on lane 0 found less than there was room for: the next poll need not ask again.
+    dry: bool,
     /// Where unwanted bytes go; empty until there are some.
     scratch: Vec<u8>,
     state: State,
@@ -63,6 +65,7 @@ impl<L: Inlet> Receiver<L> {
             lanes: inlets.into_iter().map(|inlet| Lane { inlet, at: 0, end: 0, read: 0 }).collect(),
             split,
             inbox: Inbox::new(L::READ_AHEAD),
+            dry: false,
             scratch: Vec::new(),
             state: State::Between,
             to: std::ptr::null_mut(),
@@ -155,6 +158,9 @@ impl<L: Inlet> Receiver<L> {
 
     fn poll_header(&mut self) -> Result<Arrival, LinkError> {
         if self.inbox.len() < HEADER_BYTES {
+            if std::mem::take(&mut self.dry) {
+                return Ok(Arrival::Nothing);
+            }
             let piece = self.inbox.room(L::READ_AHEAD);
             // SAFETY: the piece is the inbox's free memory.
             match unsafe { self.lanes[0].inlet.read(&[piece]) }? {
@@ -163,6 +169,7 @@ impl<L: Inlet> Receiver<L> {
                 Read::End => return Err(cut_short("the stream ended inside a header")),
                 Read::Bytes(bytes) => {
                     self.inbox.filled(bytes);
+                    self.dry = bytes < piece.iov_len;
                     self.lanes[0].read += bytes as u64;
                     self.moved += bytes as u64;
                 }
@@ -231,6 +238,7 @@ impl<L: Inlet> Receiver<L> {
             pieces[count] = IoVec { iov_base: self.scratch.as_mut_ptr().cast(), iov_len: length };
             count += 1;
         }
+        let room: usize = pieces[..count].iter().map(|piece| piece.iov_len).sum();
         // SAFETY: the first piece is within the first `keep` bytes of the destination, which the caller of `land` keeps
         // writable; the others are the inbox's free memory or the scratch memory.
         match unsafe { lane.inlet.read(&pieces[..count]) }? {
@@ -241,6 +249,9 @@ impl<L: Inlet> Receiver<L> {
                 self.moved += bytes as u64;
                 let landed = (bytes as u64).min(rest);
                 lane.at += landed;
+                if index == 0 {
+                    self.dry = bytes < room;
+                }
                 if read_ahead {
                     self.inbox.filled(bytes - landed as usize);
                 }
