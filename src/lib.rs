@@ -1,4 +1,39 @@
 //! Collective communications for small clusters of strong machines.
+//!
+//! Ranks (threads, processes, machines) form a group and make the same calls in the same order: all-reduce, all-gather,
+//! reduce-scatter, broadcast, barrier; any two may send messages to each other. Every rank gets the same bits, whatever the
+//! message size, the algorithm or the link. A rank that dies or makes another call is an error on every rank, not a hang.
+//!
+//! # Quick start
+//!
+//! A program that any launcher can start (`raccl launch -n 4 -- program`, `mpirun -n 4 program`, or nothing at all):
+//!
+//! ```
+//! use raccl::{Config, Sum};
+//!
+//! let comm = Config::from_env()?.connect()?;
+//! let mut values = vec![comm.rank() as f32; 1000];
+//! comm.all_reduce(&mut values, Sum)?;
+//! comm.close()?;
+//! # Ok::<(), raccl::Error>(())
+//! ```
+//!
+//! # Where to find what
+//!
+//! - [`Config`]: how a group is formed, from the environment or from memory.
+//! - [`Communicator`]: all operations; [`local_group`] makes one for each thread of a process.
+//! - [`Sum`], [`Prod`], [`Min`], [`Max`], [`Avg`], [`BitAnd`], [`BitOr`], [`BitXor`], [`Custom`]: what a reduction does.
+//! - [`Communicator::scope`]: operations that do not block, on borrowed buffers.
+//! - [`ByteCommunicator`]: the same for those who learn the element type at run time.
+//! - [`Communicator::explain`]: which algorithm would run, and why.
+//! - [`Error`]: what can go wrong, and what to do about it.
+//!
+//! # What is promised about bits
+//!
+//! All ranks get equal results. Sums and products are folded in one tree that depends on the number of ranks alone, so results
+//! do not change with message size, algorithm, chunking, link or arrival order (rings of more than four neighbours-only ranks
+//! have an order of their own). f16 and bf16 are accumulated in f32 and rounded once. Integers wrap. `Min` and `Max` propagate
+//! NaN and order -0 below +0. User-defined operations are applied in rank order and are taken to be associative.
 #![allow(dead_code, unused_imports)]
 
 mod bootstrap;
@@ -25,3 +60,8 @@ pub use reduce::{
     Avg, BitAnd, BitOr, BitXor, Custom, DType, Element, Fractional, Integer, Max, Min, Number, Operation,
     Ordered, ParseDTypeError, ParseReduceOpError, Prod, ReduceOp, Reducer, Sum, reduce_local,
 };
+
+/// The examples of the README are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
