@@ -199,17 +199,17 @@ impl Channel {
     }
 
     /// Notes as its owner that it is connected to a peer. Memory for a queue of ordinary size is had at once.
-    pub(crate) fn connect(&self, peer: u64, peers: &Channel) -> Ring {
+    pub(crate) fn connect(&self, peer: u64, peers: &Channel) -> io::Result<Ring> {
         let most = (self.send_depth + peers.recv_depth) as usize;
         let ring =
             Ring { entries: most.next_power_of_two().min(self.entries), staging: (most * FRAME) as u64 };
-        self.mapping.populate(0, self.entries_at + ring.entries * size_of::<Entry>());
-        self.mapping.populate(self.staging_at, (ring.staging as usize).min(PREPARED));
+        self.mapping.populate(0, self.entries_at + ring.entries * size_of::<Entry>())?;
+        self.mapping.populate(self.staging_at, (ring.staging as usize).min(PREPARED))?;
         let header = self.header();
         header.peer.store(peer, Ordering::Relaxed);
         header.staging.store(ring.staging, Ordering::Relaxed);
         header.ring.store(ring.entries as u32, Ordering::Release);
-        ring
+        Ok(ring)
     }
 
     /// The ring of a peer, once that is connected to the queue pair `me`.
@@ -222,8 +222,9 @@ impl Channel {
         if !good || !fits || header.peer.load(Ordering::Relaxed) != me {
             return None;
         }
-        self.mapping.populate(self.entries_at, entries * size_of::<Entry>());
-        self.mapping.populate(self.staging_at, (staging as usize).min(PREPARED));
+        // The pages are there already; here they come into this process's tables. It works without, too.
+        let _advice = self.mapping.populate(self.entries_at, entries * size_of::<Entry>());
+        let _advice = self.mapping.populate(self.staging_at, (staging as usize).min(PREPARED));
         Some(Ring { entries, staging })
     }
 
@@ -305,7 +306,7 @@ impl Channel {
 }
 
 /// Staging that is given memory when a connection is made. More gets it at first use.
-const PREPARED: usize = 4 << 20;
+const PREPARED: usize = 2 << 20;
 
 /// How much of a file's rings a connection uses.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use crate::fabric::{Fabric, Mistake};
+use crate::fabric::{Fabric, Mistake, started};
 use crate::spec::{Fault, Resource, Spec, SpecError};
 use crate::{MACHINE_VARIABLE, SPEC_VARIABLE};
 
@@ -35,8 +36,9 @@ impl Emulation {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let memory = Path::new("/dev/shm");
         let base = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        remove_leftovers(&base);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = base.join(format!("raccl-emulator-{}-{count}", std::process::id()));
+        let folder = base.join(format!("{FOLDER}{}-{count}", std::process::id()));
         if folder.exists() {
             // Of an earlier process of the same number, which did not come to remove it.
             fs::remove_dir_all(&folder)?;
@@ -133,6 +135,27 @@ impl Drop for Emulation {
             && let Err(error) = fs::remove_dir_all(folder)
         {
             eprintln!("raccl-emulator: cannot remove {}: {error}", folder.display());
+        }
+    }
+}
+
+/// Begins the name of an emulation's folder; the process and a count follow.
+const FOLDER: &str = "raccl-emulator-";
+
+/// Removes folders of processes that were killed. One that changed within the hour is left alone: process numbers
+/// are not the same in every container.
+fn remove_leftovers(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process =
+            name.to_str().and_then(|name| name.strip_prefix(FOLDER)?.split_once('-')?.0.parse().ok());
+        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+        if process.is_some_and(|process| started(process).is_none())
+            && age.is_some_and(|age| age > Duration::from_secs(3600))
+        {
+            // It may be another user's, or another process is at it.
+            let _refused = fs::remove_dir_all(entry.path());
         }
     }
 }

@@ -539,7 +539,7 @@ impl DeviceState {
 }
 
 /// When a process started, in whatever unit; `None` when there is no such process.
-fn started(pid: u32) -> Option<u64> {
+pub(crate) fn started(pid: u32) -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

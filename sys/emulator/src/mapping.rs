@@ -86,20 +86,25 @@ impl Mapping {
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
-    /// Has memory for a part of the file now, so that nobody waits for it later. Only advice: a system that does not
-    /// take it gives the memory at the first touch.
-    pub(crate) fn populate(&self, offset: usize, len: usize) {
+    /// Has memory for a part of the file now, so that nobody waits for it later. Fails where there is none; systems
+    /// that cannot be asked for it give it at the first touch.
+    pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         #[cfg(target_os = "linux")]
         {
             let page = 4096;
             let start = offset / page * page;
             let len = len + (offset - start);
             // SAFETY: the range was checked to lie within the mapping; this advice changes no bytes.
-            let _advice =
+            let status =
                 unsafe { libc::madvise(self.bytes(start, len).cast(), len, libc::MADV_POPULATE_WRITE) };
+            let error = io::Error::last_os_error();
+            if status != 0 && error.raw_os_error() != Some(libc::EINVAL) {
+                return Err(error);
+            }
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, len);
+        Ok(())
     }
 }
 

@@ -165,6 +165,8 @@ pub struct Rules {
     /// A queue pair stops receiving once receives of more frames than this are posted at once, where they are of
     /// several frames each.
     pub unreliable_beyond: Option<u32>,
+    /// A queue pair on which nothing has been sent or received for so long sends nothing any more.
+    pub idle_death_ms: Option<u64>,
     /// `ibv_reg_mr` refuses every right but to write locally.
     pub local_write_only: bool,
     /// What a killed process held stays taken for ever. Otherwise the next process that opens the device gets it.
@@ -180,6 +182,7 @@ impl Default for Rules {
             overrun: Overrun::Stall,
             adjust_depth: None,
             unreliable_beyond: None,
+            idle_death_ms: None,
             local_write_only: false,
             leak_when_killed: true,
             queries: true,

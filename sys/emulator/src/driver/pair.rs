@@ -1,6 +1,6 @@
 //! Queue pairs: making, connecting, destroying. What they do is in `sender` and `receiver`.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use raccl_sys::abi;
@@ -8,10 +8,11 @@ use raccl_sys::abi;
 use super::completion::{Batch, Clock, Queue, QueueObject};
 use super::device::{Context, gids};
 use super::memory::{Domain, DomainObject};
-use super::numbers::{EBUSY, EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
+use super::numbers::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
 use super::receiver::Receiver;
 use super::sender::Sender;
 use crate::channel::{Channel, Ring, identity};
+use crate::mapping::now;
 use crate::spec::{Resource, Verb};
 use crate::wire::Wire;
 
@@ -41,6 +42,8 @@ pub(super) struct Pair {
     state: AtomicU32,
     /// Something failed: all work is flushed.
     failed: AtomicBool,
+    /// When something was last sent or received.
+    active_at: AtomicU64,
     pub(super) sender: Mutex<Sender>,
     pub(super) receiver: Mutex<Receiver>,
 }
@@ -128,6 +131,7 @@ pub(super) fn create_qp(
         link: OnceLock::new(),
         state: AtomicU32::new(abi::IBV_QPS_RESET),
         failed: AtomicBool::new(false),
+        active_at: AtomicU64::new(0),
         sender: Mutex::default(),
         receiver: Mutex::default(),
     });
@@ -170,6 +174,22 @@ impl Pair {
         self.state.store(abi::IBV_QPS_ERR, Ordering::Release);
     }
 
+    /// Notes that something is sent or received.
+    #[inline]
+    pub(super) fn active(&self, time: u64) {
+        self.active_at.fetch_max(time, Ordering::Relaxed);
+    }
+
+    /// Whether it has been silent for longer than it lives.
+    #[inline]
+    pub(super) fn has_died_of_silence(&self, time: u64) -> bool {
+        let limit = self.context.fabric.spec.rules.idle_death_ms;
+        limit.is_some_and(|limit| {
+            let silence = time.saturating_sub(self.active_at.load(Ordering::Relaxed));
+            silence > limit.saturating_mul(1_000_000)
+        })
+    }
+
     #[inline]
     pub(super) fn link(&self) -> Option<&Link> {
         self.link.get()
@@ -209,7 +229,10 @@ impl Pair {
                 wants(abi::IBV_QP_AV | abi::IBV_QP_PATH_MTU | abi::IBV_QP_DEST_QPN | abi::IBV_QP_RQ_PSN)?;
                 self.connect(attributes)?;
             }
-            (abi::IBV_QPS_RTR, abi::IBV_QPS_RTS) => wants(abi::IBV_QP_SQ_PSN)?,
+            (abi::IBV_QPS_RTR, abi::IBV_QPS_RTS) => {
+                wants(abi::IBV_QP_SQ_PSN)?;
+                self.active(now());
+            }
             (_, abi::IBV_QPS_ERR) => {
                 self.domain.spoilt.store(true, Ordering::Relaxed);
                 self.fail();
@@ -249,11 +272,17 @@ impl Pair {
         let wire = Wire { cable, end, latency: settings.latency_ns, bandwidth: settings.bandwidth };
         let number = attributes.dest_qp_num;
         let me = identity(device, self.number);
-        let peer =
-            Channel::open(&fabric.folder, opposite, number, fabric.spec.limits.depth).ok().map(|channel| {
-                let ring = self.channel.connect(identity(opposite, number), &channel);
-                Peer { channel, ring, incoming: OnceLock::new(), me }
-            });
+        let peer = match Channel::open(&fabric.folder, opposite, number, fabric.spec.limits.depth) {
+            Ok(channel) => {
+                let ring = self.channel.connect(identity(opposite, number), &channel).map_err(|error| {
+                    eprintln!("raccl-emulator: no memory in {}: {error}", fabric.folder.display());
+                    ENOMEM
+                })?;
+                Some(Peer { channel, ring, incoming: OnceLock::new(), me })
+            }
+            // Nobody is told that there is no such queue pair.
+            Err(_) => None,
+        };
         self.link.set(Link { wire, peer }).map_err(|_| EINVAL)
     }
 

@@ -181,6 +181,7 @@ impl Receiver {
     fn take(&mut self, pair: &Pair, link: &Link, peer: &Peer, entry: &Entry, sent: u64, into: &mut Batch) {
         let len = entry.len.load(Ordering::Relaxed) as usize;
         let position = entry.position.load(Ordering::Relaxed);
+        pair.active(sent.saturating_add(link.wire.latency));
         let on_the_way = link.wire.lost(&pair.context.fabric, len, sent);
         if on_the_way {
             // Its receive stays for another.

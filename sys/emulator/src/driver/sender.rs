@@ -42,7 +42,7 @@ pub(super) struct Sender {
     taken: u64,
     /// Up to where staging is known to be free again.
     free: u64,
-    /// A fault: nothing is sent any more.
+    /// By a fault, or after too long a silence, nothing is sent any more.
     stalled: bool,
 }
 
@@ -181,6 +181,8 @@ impl Sender {
                 fabric.cable(wire.cable).go_down(harm, length, time);
             }
         }
+        self.stalled |= pair.has_died_of_silence(time);
+        pair.active(time);
         if self.stalled {
             flags |= STALLED;
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use raccl_emulator::{Fault, Layout, Spec, Verb};
+use raccl_emulator::{Fault, Layout, Rules, Spec, Verb};
 use raccl_sys::{Error, PortState};
 
 use crate::lab::*;
@@ -254,4 +254,27 @@ fn faults_of_things_that_are_not_there_are_refused() {
         emulation.inject(&Fault::Lose { cable: 0, end: 0, message: 0, every: None }).unwrap();
     }
     emulation.inject(&Fault::Lose { cable: 0, end: 0, message: 0, every: None }).unwrap_err();
+}
+
+#[test]
+fn a_pair_that_was_silent_for_too_long_is_dead_and_one_kept_alive_is_not() {
+    let spec = Spec { rules: Rules { idle_death_ms: Some(2000), ..Rules::default() }, ..two() };
+    one_process(&spec, |lab| {
+        let (a, b) = lab.wire(8);
+        let (c, d) = lab.wire(8);
+        let end = Instant::now() + Duration::from_millis(2500);
+        let mut id = 0;
+        while Instant::now() < end {
+            pass(&c, &d, id, 64);
+            id += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        b.recv(1, 0, 64).unwrap();
+        a.send(1, 0, 64).unwrap();
+        a.stays_silent();
+        b.stays_silent();
+        pass(&c, &d, id, 64);
+        // Receiving keeps alive too.
+        pass(&d, &c, id, 64);
+    });
 }

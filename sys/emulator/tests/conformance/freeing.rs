@@ -131,7 +131,7 @@ fn five_hundred_cycles_leave_nothing_behind() {
         assert_eq!(lab.emulation.books().made.queue_pairs, 500);
         let folder = lab.emulation.spec_file().parent().unwrap();
         let files = std::fs::read_dir(folder).unwrap().count();
-        assert_eq!(files, 2, "the description and the fabric are left");
+        assert_eq!(files, 3, "the description, the fabric and what this process prints are left");
     });
 }
 
@@ -207,23 +207,23 @@ fn killed<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
     }
     let name = test_of::<F>();
     let emulation = Emulation::create(spec).unwrap();
-    let survivor = start(&name, &emulation, 0);
-    let mut victim = start(&name, &emulation, 1);
+    let survivor = start(&name, &emulation, emulation.environment(0), 0);
+    let mut victim = start(&name, &emulation, emulation.environment(1), 1);
     let passed = |machine: usize| emulation.spec_file().with_file_name(format!("exchange-passed-{machine}"));
     let deadline = Instant::now() + LONG;
     while !(passed(0).exists() && passed(1).exists()) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
-    victim.kill().unwrap();
-    victim.wait().unwrap();
+    victim.child.kill().unwrap();
+    victim.child.wait().unwrap();
     std::fs::write(emulation.spec_file().with_file_name("dead"), "").unwrap();
-    finish(&name, vec![survivor]);
+    finish(vec![survivor]);
     assert!(emulation.books_of(0, "rdma_en2").unwrap().live.is_zero());
     let left = emulation.books_of(1, "rdma_en2").unwrap().live;
     assert_eq!((left.contexts, left.domains, left.queue_pairs, left.regions), (1, 1, 1, 1));
     // The next process to open the device takes it back, where that is the rule.
-    finish(&name, vec![start("freeing::opens_and_leaves", &emulation, 1)]);
+    finish(vec![start("freeing::opens_and_leaves", &emulation, emulation.environment(1), 1)]);
     let left = emulation.books_of(1, "rdma_en2").unwrap().live;
     assert_eq!(left.queue_pairs, u64::from(spec.rules.leak_when_killed));
     assert_eq!(left.is_zero(), !spec.rules.leak_when_killed);

@@ -3,7 +3,7 @@
 //! A test function starts the test binary again for itself, with an environment that makes the new process one
 //! machine of an emulation, or all of them. There the function's body runs.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -35,40 +35,29 @@ pub(crate) fn one_process<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
         body(&Lab::here());
         return;
     }
-    let name = test_of::<F>();
     let emulation = Emulation::create(spec).expect("the spec is good");
-    let mut command = process(&name);
-    command.envs(emulation.environment_of_all()).env(ROLE, "0");
-    finish(&name, vec![command.spawn().expect("the test binary starts")]);
+    finish(vec![start(&test_of::<F>(), &emulation, emulation.environment_of_all(), 0)]);
 }
 
 /// Runs `body` in a process for each machine of `spec`. They have to leave nothing behind.
 pub(crate) fn processes<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
-    if role().is_some() {
-        body(&Lab::here());
-        return;
-    }
-    let name = test_of::<F>();
-    let emulation = Emulation::create(spec).expect("the spec is good");
-    let children = (0..spec.machines).map(|machine| start(&name, &emulation, machine)).collect();
-    finish(&name, children);
-    assert!(emulation.books().live.is_zero(), "{name} left {:?}", emulation.books());
+    run_all(spec, body, Emulation::environment);
 }
 
 /// Runs `body` in as many processes as `spec` has machines, each of which is all machines.
 pub(crate) fn processes_of_all<F: FnOnce(&Lab)>(spec: &Spec, body: F) {
+    run_all(spec, body, |emulation, _| emulation.environment_of_all());
+}
+
+fn run_all<F: FnOnce(&Lab)>(spec: &Spec, body: F, environment: impl Fn(&Emulation, usize) -> Environment) {
     if role().is_some() {
         body(&Lab::here());
         return;
     }
     let name = test_of::<F>();
     let emulation = Emulation::create(spec).expect("the spec is good");
-    let start = |index: usize| {
-        let mut command = process(&name);
-        command.envs(emulation.environment_of_all()).env(ROLE, index.to_string());
-        command.spawn().expect("the test binary starts")
-    };
-    finish(&name, (0..spec.machines).map(start).collect());
+    let start = |number| start(&name, &emulation, environment(&emulation, number), number);
+    finish((0..spec.machines).map(start).collect());
     assert!(emulation.books().live.is_zero(), "{name} left {:?}", emulation.books());
 }
 
@@ -83,25 +72,42 @@ pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Starts the test again as one machine.
-pub(crate) fn start(name: &str, emulation: &Emulation, machine: usize) -> Child {
-    let mut command = process(name);
-    command.envs(emulation.environment(machine)).env(ROLE, machine.to_string());
-    command.spawn().expect("the test binary starts")
+type Environment = [(&'static str, String); 2];
+
+/// A test started again.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    /// What it prints, which nobody wants to see unless it fails.
+    output: PathBuf,
 }
 
-fn process(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-    command
+/// Starts a test again.
+pub(crate) fn start(name: &str, emulation: &Emulation, environment: Environment, number: usize) -> Process {
+    let output = emulation.spec_file().with_file_name(format!("output-{name}-{number}"));
+    let file = File::create(&output).expect("the folder is there");
+    let child = Command::new(std::env::current_exe().expect("this program has a file"))
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .envs(environment)
+        .env(ROLE, number.to_string())
+        .stdout(file.try_clone().expect("descriptors can be copied"))
+        .stderr(file)
+        .spawn()
+        .expect("the test binary starts");
+    Process { child, output }
 }
 
 /// Waits for processes, all of which have to succeed.
-pub(crate) fn finish(name: &str, children: Vec<Child>) {
-    for (index, mut child) in children.into_iter().enumerate() {
-        let status = child.wait().expect("it was started");
-        assert!(status.success(), "process {index} of {name}: {status}");
+pub(crate) fn finish(mut processes: Vec<Process>) {
+    let ends: Vec<_> =
+        processes.iter_mut().map(|process| process.child.wait().expect("it was started")).collect();
+    let mut good = true;
+    for (Process { output, .. }, end) in processes.iter().zip(ends) {
+        if !end.success() {
+            println!("{}: {end}\n{}", output.display(), fs::read_to_string(output).unwrap_or_default());
+            good = false;
+        }
     }
+    assert!(good, "a process failed, see above");
 }
 
 /// Where cargo has built the emulator.
