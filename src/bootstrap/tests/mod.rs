@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use super::*;
+use super::{message::Message, *};
 
 mod processes;
 
@@ -178,7 +178,7 @@ fn a_missing_rank_is_named_to_everyone_who_came() {
     let mut everyone = everyone(4);
     everyone.remove(2);
     for settings in &mut everyone {
-        settings.connect_timeout = Duration::from_millis(800);
+        settings.connect_timeout = Duration::from_secs(2);
     }
     for (text, rank) in failed(join_all(everyone)).into_iter().zip([0, 1, 3]) {
         assert!(text.contains("rank 2 did not arrive"), "{text}");
@@ -190,8 +190,8 @@ fn a_missing_rank_is_named_to_everyone_who_came() {
 fn a_rank_that_is_less_patient_than_rank_0_still_learns_who_is_missing() {
     let mut everyone = everyone(3);
     everyone.truncate(2);
-    everyone[0].connect_timeout = Duration::from_secs(3);
-    everyone[1].connect_timeout = Duration::from_millis(300);
+    everyone[0].connect_timeout = Duration::from_secs(6);
+    everyone[1].connect_timeout = Duration::from_millis(1500);
     let texts = failed(join_all(everyone));
     assert!(texts[0].contains("ranks 1 and 2 did not arrive"), "{}", texts[0]);
     assert!(texts[0].contains("rank 1: it had arrived from 127.0.0.1"), "{}", texts[0]);
@@ -211,18 +211,30 @@ fn without_rank_0_the_address_and_the_last_error_are_named() {
 
 #[test]
 fn the_first_of_two_equal_ranks_stays_and_the_second_is_told_why() {
-    let mut everyone = everyone(3);
+    let mut everyone = everyone(4);
     let address = address_of(&everyone);
-    let late = everyone.pop().unwrap();
+    let late = everyone.split_off(2);
     let first: Vec<_> = everyone.into_iter().map(|settings| thread::spawn(|| join(settings))).collect();
-    thread::sleep(Duration::from_millis(300));
-    let double = join(settings(1, 3, Meeting::Coordinator(address.clone()))).unwrap_err().to_string();
+    // Asks in the name of rank 2 until rank 1 is not missed any more.
+    loop {
+        let mut hello = say_hello(&address, 2, &late[0]);
+        let frame = hello.receive().unwrap().unwrap();
+        match Message::decode(&frame, 4).unwrap() {
+            Message::Waiting(waiting) if waiting.missing.contains(&1) => {
+                thread::sleep(Duration::from_millis(5))
+            }
+            Message::Waiting(_) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let double = join(settings(1, 4, Meeting::Coordinator(address.clone()))).unwrap_err().to_string();
     assert!(double.contains("rank 1 has already joined"), "{double}");
-    let zero = join(settings(0, 3, Meeting::Coordinator(address))).unwrap_err().to_string();
+    let zero = join(settings(0, 4, Meeting::Coordinator(address))).unwrap_err().to_string();
     assert!(zero.contains("taken"), "{zero}");
-    let late = join(late);
-    let outcomes = first.into_iter().map(|thread| thread.join().unwrap()).chain([late]).collect();
-    check_connections(formed(outcomes));
+    let mut group = formed(join_all(late));
+    let first = first.into_iter().map(|thread| thread.join().unwrap()).collect();
+    group.splice(0..0, formed(first));
+    check_connections(group);
 }
 
 #[test]
@@ -234,13 +246,7 @@ fn a_rank_that_went_away_may_come_again() {
     let zero = everyone.pop().unwrap();
     let zero = thread::spawn(|| join(zero));
     // Arrives, and goes as if its process had been killed.
-    let mut hello = Channel::caller(TcpStream::connect(&address).unwrap(), 1 << 20);
-    let member = Member { host: 1, addresses: vec!["127.0.0.1:9".parse().unwrap()], named: 0 };
-    let digest = again.digest.clone();
-    hello.send(
-        &message::Message::Hello(Hello { job: "test".into(), rank: 1, size: 3, settings: digest, member })
-            .encode(),
-    );
+    let mut hello = say_hello(&address, 1, &again);
     assert!(hello.receive().unwrap().is_some());
     drop(hello);
     let again = thread::spawn(|| join(again));
@@ -281,18 +287,9 @@ fn another_jobs_rank_and_a_rank_out_of_range_are_refused_and_the_group_forms() {
         "{text}"
     );
     // A sound process cannot say this, since its own settings are checked.
-    let mut hello = Channel::caller(TcpStream::connect(&address).unwrap(), 1 << 20);
-    let member = Member::default();
-    let digest = last.digest.clone();
-    hello.send(
-        &message::Message::Hello(Hello { job: "test".into(), rank: 2, size: 2, settings: digest, member })
-            .encode(),
-    );
-    let answer = message::Message::decode(&hello.receive().unwrap().unwrap(), 2).unwrap();
-    assert!(
-        matches!(&answer, message::Message::Refused { reason } if reason.contains("out of range")),
-        "{answer:?}"
-    );
+    let mut hello = say_hello(&address, 2, &last);
+    let answer = Message::decode(&hello.receive().unwrap().unwrap(), 2).unwrap();
+    assert!(matches!(&answer, Message::Refused { reason } if reason.contains("out of range")), "{answer:?}");
     let last = join(last);
     check_connections(formed(vec![zero.join().unwrap(), last]));
 }
@@ -473,17 +470,12 @@ fn a_supplied_exchange_that_fails_or_returns_rubbish_is_an_error() {
 fn a_rank_that_dies_while_the_group_is_connected_ends_everyone() {
     let mut everyone = everyone(3);
     let address = address_of(&everyone);
-    let digest = everyone.pop().unwrap().digest;
+    let dead = everyone.pop().unwrap();
     let others: Vec<_> = everyone.into_iter().map(|settings| thread::spawn(|| join(settings))).collect();
-    let mut hello = Channel::caller(TcpStream::connect(&address).unwrap(), 1 << 20);
-    let member = Member { host: 1, ..Member::default() };
-    hello.send(
-        &message::Message::Hello(Hello { job: "test".into(), rank: 2, size: 3, settings: digest, member })
-            .encode(),
-    );
+    let mut hello = say_hello(&address, 2, &dead);
     loop {
         let frame = hello.receive().unwrap().unwrap();
-        if matches!(message::Message::decode(&frame, 3).unwrap(), message::Message::Roster(_)) {
+        if matches!(Message::decode(&frame, 3).unwrap(), Message::Roster(_)) {
             break;
         }
     }
@@ -496,19 +488,25 @@ fn a_rank_that_dies_while_the_group_is_connected_ends_everyone() {
 #[test]
 fn a_rank_that_cannot_be_connected_to_is_named_to_everyone() {
     let mut everyone = everyone(3);
-    everyone.iter_mut().for_each(|settings| settings.connect_timeout = Duration::from_millis(700));
+    everyone.iter_mut().for_each(|settings| settings.connect_timeout = Duration::from_secs(2));
     let address = address_of(&everyone);
-    let digest = everyone.remove(1).digest;
+    let deaf = everyone.remove(1);
     let others: Vec<_> = everyone.into_iter().map(|settings| thread::spawn(|| join(settings))).collect();
-    // Rank 1 says hello, but listens nowhere.
-    let mut hello = Channel::caller(TcpStream::connect(&address).unwrap(), 1 << 20);
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let member = Member { host: 1, addresses: vec![dead], named: 0 };
-    hello.send(
-        &message::Message::Hello(Hello { job: "test".into(), rank: 1, size: 3, settings: digest, member })
-            .encode(),
-    );
+    let _hello = say_hello(&address, 1, &deaf);
     for text in failed(others.into_iter().map(|thread| thread.join().unwrap()).collect()) {
-        assert!(text.contains(&format!("rank 2 cannot connect to rank 1 at {dead}")), "{text}");
+        assert!(text.contains(&format!("rank 2 cannot connect to rank 1 at {NOWHERE}")), "{text}");
     }
+}
+
+/// Nobody listens there.
+const NOWHERE: &str = "127.0.0.1:9";
+
+/// Says hello as a rank with the settings of `like`, and goes no further.
+fn say_hello(address: &str, rank: usize, like: &Settings) -> Channel {
+    let mut channel = Channel::caller(TcpStream::connect(address).unwrap(), 1 << 20);
+    let member = Member { host: like.host, addresses: vec![NOWHERE.parse().unwrap()], named: 0 };
+    let Settings { size, job, digest, .. } = like;
+    let hello = Hello { job: job.clone(), rank, size: *size, settings: digest.clone(), member };
+    channel.send(&Message::Hello(hello).encode());
+    channel
 }
