@@ -102,13 +102,14 @@ pub(crate) struct Joined {
 pub(crate) struct Connections(Vec<Option<Channel>>);
 
 /// Forms the group: returns when every rank is connected with every other, or with the first cause why that failed.
-pub(crate) fn join(settings: Settings) -> Result<Joined> {
+pub(crate) fn join(mut settings: Settings) -> Result<Joined> {
     let Settings { rank, size, sockets, .. } = settings;
     check(&settings)?;
     // A year is as good as for ever, and can be added to a clock.
-    let patience = settings.connect_timeout.min(Duration::from_secs(365 * 24 * 3600));
+    settings.connect_timeout = settings.connect_timeout.min(Duration::from_secs(365 * 24 * 3600));
     let start = Instant::now();
-    let formed = mesh::connect(meet(settings, start + patience)?)?;
+    let deadline = start + settings.connect_timeout;
+    let formed = mesh::connect(meet(settings, deadline)?)?;
     tracing::debug!(rank, size, sockets, elapsed = ?start.elapsed(), "the group has formed");
     Ok(formed)
 }

@@ -126,6 +126,13 @@ fn data_sockets_come_in_the_same_order_at_both_ends() {
 }
 
 #[test]
+fn patience_without_end_is_no_overflow() {
+    let mut everyone = everyone(3);
+    everyone.iter_mut().for_each(|settings| settings.connect_timeout = Duration::MAX);
+    check_connections(formed(join_all(everyone)));
+}
+
+#[test]
 fn two_groups_have_different_nonces() {
     let nonce = || formed(join_all(everyone(2)))[0].nonce;
     assert_ne!(nonce(), nonce());
@@ -495,6 +502,43 @@ fn a_rank_that_cannot_be_connected_to_is_named_to_everyone() {
     let _hello = say_hello(&address, 1, &deaf);
     for text in failed(others.into_iter().map(|thread| thread.join().unwrap()).collect()) {
         assert!(text.contains(&format!("rank 2 cannot connect to rank 1 at {NOWHERE}")), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_0_that_breaks_the_protocol_is_an_error_and_not_a_hang() {
+    let waiting =
+        |remaining| Message::Waiting(message::Waiting { remaining, missing: vec![7], count: 9 }).encode();
+    let roster = |addresses: &[&str]| {
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let members = vec![Member { host: 1, addresses, named: 0 }, Member::default()];
+        Message::Roster(Roster { nonce: [0; 32], remaining: Duration::MAX, blob: vec![], members }).encode()
+    };
+    let small = {
+        let members = vec![Member::default()];
+        Message::Roster(Roster { nonce: [0; 32], remaining: Duration::ZERO, blob: vec![], members }).encode()
+    };
+    let cases: [(Vec<Vec<u8>>, &str); 9] = [
+        (vec![], "cannot reach rank 0"),
+        (vec![vec![]], "cannot reach rank 0"),
+        (vec![vec![99]], "cannot reach rank 0"),
+        (vec![waiting(Duration::MAX)], "still waits for ranks 7 and 8 more"),
+        (vec![waiting(Duration::ZERO), vec![3]], "malformed refusal"),
+        (vec![waiting(Duration::ZERO), small], "1 ranks instead of 2"),
+        (vec![waiting(Duration::ZERO), Message::Go.encode()], "a go where the roster is expected"),
+        (vec![roster(&["0.0.0.0:1", "192.0.2.1:1"])], "cannot connect to rank 0"),
+        (vec![roster(&[NOWHERE]), Message::Go.encode()], "rank 0 sent a go"),
+    ];
+    for (frames, word) in cases {
+        let (listener, address) = coordinator();
+        let mut settings = settings(1, 2, Meeting::Coordinator(address));
+        settings.connect_timeout = Duration::from_millis(700);
+        let member = thread::spawn(|| join(settings));
+        let mut channel = Channel::called(listener.accept().unwrap().0, 1 << 20);
+        assert!(channel.receive().unwrap().is_some());
+        frames.iter().for_each(|frame| channel.send(frame));
+        let text = member.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains(word), "{word}: {text}");
     }
 }
 
