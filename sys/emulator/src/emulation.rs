@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::fabric::{Fabric, Mistake, started};
+use crate::device_state::{Mistake, started};
+use crate::fabric::Fabric;
 use crate::spec::{Fault, Resource, Spec, SpecError};
 use crate::{MACHINE_VARIABLE, SPEC_VARIABLE};
 

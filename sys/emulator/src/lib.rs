@@ -35,19 +35,22 @@
 //! that may happen is computed, not waited for: see `wire.rs`. Everything shared is made of atomics that are good at
 //! any moment, so a process that dies holds nobody up; the layouts are described in `fabric.rs` and `channel.rs`.
 
+mod cable_state;
 mod channel;
 mod checksum;
+mod device_state;
 mod driver;
 mod emulation;
 mod fabric;
+mod layout;
 mod mapping;
 mod spec;
 mod wire;
 
 pub use emulation::{Books, Counts, Emulation, Mistakes, find_library};
+pub use layout::{Layout, Shape};
 pub use spec::{
-    Cable, DeviceSettings, End, Fault, GID_TABLE, Layout, Limits, Overrun, Resource, Rules, Shape, Spec,
-    SpecError, Verb,
+    Cable, DeviceSettings, End, Fault, GID_TABLE, Limits, Overrun, Resource, Rules, Spec, SpecError, Verb,
 };
 
 /// The environment variable that names the description's file.

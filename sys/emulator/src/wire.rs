@@ -7,8 +7,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cable_state::{CableState, FOR_EVER};
 use crate::channel::{CLAIMING, Entry};
-use crate::fabric::{CableState, FOR_EVER, Fabric};
+use crate::fabric::Fabric;
 
 /// A queue pair's cable.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use raccl_sys::abi;
 use super::device::{Context, ContextObject};
 use super::numbers::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use super::pair::Pair;
-use crate::fabric::Mistake;
+use crate::device_state::Mistake;
 use crate::mapping::now;
 use crate::spec::{Resource, Verb};
 

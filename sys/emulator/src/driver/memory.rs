@@ -7,7 +7,7 @@ use raccl_sys::abi;
 
 use super::device::{Context, ContextObject};
 use super::numbers::{EACCES, EBUSY, EINVAL, ENODATA, ENOMEM};
-use crate::fabric::Mistake;
+use crate::device_state::Mistake;
 use crate::spec::{Resource, Verb};
 
 /// The page size of the machines emulated.

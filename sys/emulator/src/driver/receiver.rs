@@ -11,7 +11,7 @@ use super::completion::{Batch, Clock};
 use super::numbers::{EINVAL, ENOMEM};
 use super::pair::{Link, Pair, PairObject, Peer};
 use crate::channel::{CLAIMING, Entry, INLINE, LOST, STALLED, frames};
-use crate::fabric::Mistake;
+use crate::device_state::Mistake;
 use crate::mapping::now;
 use crate::spec::{Overrun, Verb};
 

@@ -10,9 +10,10 @@ use raccl_sys::abi;
 use super::completion::{Batch, Clock};
 use super::numbers::{EINVAL, ENOMEM};
 use super::pair::{Link, Pair, PairObject, Peer};
+use crate::cable_state::Harm;
 use crate::channel::{CLAIMING, INLINE, LOST, STALLED, frames};
 use crate::checksum::Sum;
-use crate::fabric::{Harm, Mistake};
+use crate::device_state::Mistake;
 use crate::mapping::now;
 use crate::spec::Verb;
 

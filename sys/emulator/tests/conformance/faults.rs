@@ -247,6 +247,7 @@ fn faults_of_things_that_are_not_there_are_refused() {
         Fault::Lose { cable: 0, end: 2, message: 0, every: None },
         Fault::PortDown { machine: 2, device: "rdma_en2".into() },
         Fault::PortDown { machine: 0, device: "rdma_en3".into() },
+        Fault::Gid { machine: 0, device: "rdma_en2".into(), index: Some(8) },
     ] {
         emulation.inject(&fault).unwrap_err();
     }
