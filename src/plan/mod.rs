@@ -59,16 +59,16 @@ pub(crate) fn make(shape: &Shape, algorithm: Algorithm) -> Option<Plan> {
         _ if shape.size == 1 => None,
         Algorithm::OneShot => one_shot::make(shape),
         Algorithm::TwoShot => two_shot::make(shape),
-        Algorithm::Ring => ring::make(shape),
-        Algorithm::BidirectionalRing => bidirectional_ring::make(shape),
-        Algorithm::Line => line::make(shape),
-        Algorithm::Relay => relay::make(shape),
+        Algorithm::Direct => direct::make(shape),
+        Algorithm::Dissemination => dissemination::make(shape),
         Algorithm::RecursiveDoubling => recursive_doubling::make(shape),
         Algorithm::RecursiveHalving => recursive_halving::make(shape),
-        Algorithm::Dissemination => dissemination::make(shape),
         Algorithm::Binomial => binomial::make(shape),
         Algorithm::Chain => chain::make(shape),
-        Algorithm::Direct => direct::make(shape),
+        Algorithm::Relay => relay::make(shape),
+        Algorithm::BidirectionalRing => bidirectional_ring::make(shape),
+        Algorithm::Line => line::make(shape),
+        Algorithm::Ring => ring::make(shape),
     }?;
     Some(steps.into_plan(algorithm))
 }

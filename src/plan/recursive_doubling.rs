@@ -1,7 +1,8 @@
 //! Recursive doubling: exchange everything with partners at doubling distance.
 //!
-//! All-reduce: ceil(lg p) rounds in which partners exchange partial results over all elements; nodes of the canonical tree, as
-//! the nearest partner comes first. All-gather (Bruck's way, for any number of ranks): in round k everyone has 2^k parts and
+//! All-reduce: lg p rounds in which partners exchange partial results over all elements; nodes of the canonical tree, as the
+//! nearest partner comes first. Ranks beyond a power of two give their elements away before and get the result after, which
+//! takes up to two more message times. All-gather (Bruck's way, for any number of ranks): in round k everyone has 2^k parts and
 //! fetches as many from the rank 2^k further on. Few messages, for many ranks and few bytes.
 #![forbid(unsafe_code)]
 

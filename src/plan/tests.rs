@@ -150,8 +150,6 @@ pub(super) fn case() -> impl Strategy<Value = (usize, Collective)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
     #[test]
     fn every_algorithm_keeps_its_promise(
         (size, collective) in case(),
