@@ -345,7 +345,7 @@ impl Drop for Open {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLimits {
-    /// Queue pairs.
+    /// Queue pairs. On Apple's driver one fewer can be used.
     pub queue_pairs: usize,
     /// Protection domains.
     pub domains: usize,

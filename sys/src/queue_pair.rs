@@ -118,19 +118,14 @@ impl<S> QueuePair<S> {
         self.pair.kept.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
     }
 
-    fn modify(
-        &self,
-        attributes: &mut abi::ibv_qp_attr,
-        mask: abi::ibv_qp_attr_mask,
-        port: u8,
-    ) -> Result<(), Error> {
+    fn modify(&self, attributes: &mut abi::ibv_qp_attr, mask: abi::ibv_qp_attr_mask) -> Result<(), Error> {
         let context = self.context();
         errno::clear();
         // SAFETY: the queue pair is alive and `attributes` is the header's structure, alive for the call.
         let status = unsafe {
             (context.library().functions().modify_qp)(self.pair.raw, attributes, mask.cast_signed())
         };
-        context.check("ibv_modify_qp", Some(port), status)
+        context.check("ibv_modify_qp", Some(self.pair.port), status)
     }
 
     fn into_state<T>(self) -> QueuePair<T> {
@@ -178,6 +173,7 @@ impl QueuePair<Reset> {
             number,
             transport: options.transport,
             depths: Depths { send: init.cap.max_send_wr, recv: init.cap.max_recv_wr },
+            port: 0,
             kept: Mutex::default(),
             _queues: [send_queue.shared.clone(), recv_queue.shared.clone()],
             domain: domain.shared.clone(),
@@ -187,7 +183,8 @@ impl QueuePair<Reset> {
     }
 
     /// Binds it to a port.
-    pub fn init(self, port: u8) -> Result<QueuePair<Init>, Error> {
+    pub fn init(mut self, port: u8) -> Result<QueuePair<Init>, Error> {
+        self.pair.port = port;
         let mut attributes = no_attributes();
         attributes.qp_state = abi::IBV_QPS_INIT;
         attributes.pkey_index = 0;
@@ -195,7 +192,7 @@ impl QueuePair<Reset> {
         attributes.qp_access_flags =
             abi::IBV_ACCESS_LOCAL_WRITE | abi::IBV_ACCESS_REMOTE_READ | abi::IBV_ACCESS_REMOTE_WRITE;
         let mask = abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT | abi::IBV_QP_ACCESS_FLAGS;
-        self.modify(&mut attributes, mask, port)?;
+        self.modify(&mut attributes, mask)?;
         Ok(self.into_state())
     }
 }
@@ -226,7 +223,7 @@ impl QueuePair<Init> {
             attributes.min_rnr_timer = RNR_TIMER;
             mask |= abi::IBV_QP_MAX_DEST_RD_ATOMIC | abi::IBV_QP_MIN_RNR_TIMER;
         }
-        self.modify(&mut attributes, mask, route.port)?;
+        self.modify(&mut attributes, mask)?;
         Ok(self.into_state())
     }
 }
@@ -248,7 +245,7 @@ impl QueuePair<ReadyToReceive> {
                 | abi::IBV_QP_RNR_RETRY
                 | abi::IBV_QP_MAX_QP_RD_ATOMIC;
         }
-        self.modify(&mut attributes, mask, 1)?;
+        self.modify(&mut attributes, mask)?;
         Ok(self.into_state())
     }
 }
@@ -342,6 +339,8 @@ struct Pair {
     number: u32,
     transport: Transport,
     depths: Depths,
+    /// The port it is bound to; 0 before.
+    port: u8,
     kept: Mutex<Vec<MemoryRegion>>,
     _queues: [Arc<Queue>; 2],
     domain: Arc<Domain>,
