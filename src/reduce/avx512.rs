@@ -163,21 +163,25 @@ fn narrow_f16([low, high]: [__m512; 2]) -> __m512i {
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
+/// Rounds to nearest even, as the scalar definition does; not by the instruction for it, which flushes denormals.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn narrow_bf16([even, odd]: [__m512; 2]) -> __m512i {
-    let even = _mm512_srli_epi32::<16>(round_bf16(even));
-    _mm512_mask_mov_epi16(even, ODD, round_bf16(odd))
+    let (even, odd) = (settle_nan(even), settle_nan(odd));
+    // The halves that stay, and those that are cut off, of all values in order.
+    let upper = _mm512_mask_mov_epi16(_mm512_srli_epi32::<16>(even), ODD, odd);
+    let lower = _mm512_mask_mov_epi16(even, ODD, _mm512_slli_epi32::<16>(odd));
+    // Up when what is cut off is more than half a unit, or half of one and `upper` is odd.
+    let odd = _mm512_and_si512(upper, _mm512_set1_epi16(1));
+    let up = _mm512_cmpgt_epu16_mask(_mm512_adds_epu16(lower, odd), _mm512_set1_epi16(i16::MIN));
+    _mm512_mask_add_epi16(upper, up, upper, _mm512_set1_epi16(1))
 }
 
-/// Rounds to nearest even in the upper 16 bits of each lane, as the scalar definition does; not by the
-/// instruction for it, which flushes denormals.
+/// Makes every NaN the one from which rounding carries nothing into the sign.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn round_bf16(wide: __m512) -> __m512i {
-    let bits = _mm512_castps_si512(wide);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide, wide);
-    _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000))
+fn settle_nan(value: __m512) -> __m512i {
+    // For quiet and signalling NaN "the default NaN", for all else "as it was".
+    let table = _mm512_set1_epi32(0x33);
+    _mm512_castps_si512(_mm512_fixupimm_ps::<0>(value, value, table))
 }

@@ -151,9 +151,11 @@ impl<F: Format, O: Lanewise, const U: usize> Step<'_, F, O, U> {
     #[inline(always)]
     unsafe fn finish(&self, mut values: [F::Register; U]) {
         if let Some(divisor) = self.job.divisor {
-            for value in values.iter_mut().flat_map(|value| value.as_mut()) {
-                // SAFETY: the caller has enabled the instruction set.
-                *value = unsafe { O::divide(*value, divisor) };
+            for value in &mut values {
+                for value in value.as_mut() {
+                    // SAFETY: the caller has enabled the instruction set.
+                    *value = unsafe { O::divide(*value, divisor) };
+                }
             }
         }
         if F::ACC_IS_RAW || self.job.to == Repr::Raw {
