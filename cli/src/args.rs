@@ -6,6 +6,10 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
+use raccl::{DType, LinkChoice, LinkKind, ReduceOp};
+use raccl_emulator::Layout;
+
+use crate::bench::Operation;
 
 /// Collective communications for small clusters of strong machines.
 #[derive(Debug, Parser)]
@@ -20,6 +24,9 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Start the ranks of a job, on this machine or over ssh.
     Launch(LaunchArgs),
+
+    /// Measure an operation, and verify it.
+    Bench(BenchArgs),
 
     /// The first moments of a local rank; started by `launch` itself.
     #[command(name = "__rank", hide = true)]
@@ -58,6 +65,11 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) coordinator: Option<String>,
 
+    /// Make every rank a machine of its own on emulated Thunderbolt cables: mesh, ring or line, then
+    /// `,cables=K`, `,latency=20us`, `,bandwidth=100M`.
+    #[arg(long, value_name = "SPEC", conflicts_with_all = ["hosts", "hostfile"])]
+    pub(crate) emulate: Option<Layout>,
+
     /// Arguments of every kind of run.
     #[command(flatten)]
     pub(crate) run: RunArgs,
@@ -67,8 +79,75 @@ pub(crate) struct LaunchArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// What every way to start ranks takes.
+/// Arguments of `raccl bench`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Sizes are as nccl-tests counts them: one rank's buffer for all-reduce and broadcast, the total received for \
+all-gather, the total sent for reduce-scatter. So are algbw and busbw. They take K, M and G (of 1024).")]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    pub(crate) operation: Operation,
+
+    /// Start so many ranks on this machine; without it, join the group of the environment.
+    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: Option<u32>,
+
+    /// The smallest size.
+    #[arg(short = 'b', long, default_value = "4", value_parser = raccl::parse::size)]
+    pub(crate) begin: u64,
+
+    /// The largest size.
+    #[arg(short = 'e', long, default_value = "64M", value_parser = raccl::parse::size)]
+    pub(crate) end: u64,
+
+    /// From one size to the next.
+    #[arg(short = 'f', long, default_value = "2", value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) factor: u64,
+
+    /// The type of the elements.
+    #[arg(short = 'd', long, default_value = "f32", value_name = "TYPE")]
+    pub(crate) dtype: DType,
+
+    /// What is computed of them, where something is.
+    #[arg(short = 'o', long = "op", default_value = "sum", value_name = "OP")]
+    pub(crate) reduce: ReduceOp,
+
+    /// The kind of link between ranks.
+    #[arg(long, value_enum)]
+    pub(crate) link: Option<Link>,
+
+    /// The algorithm for all sizes, or rules such as `all_reduce:0-32k=one_shot,32k-=two_shot`.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) algorithm: Option<String>,
+
+    /// Calls in a batch (default: 2000 for small sizes, 4 for large ones).
+    #[arg(long = "iters", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+
+    /// Calls before the batches (default: as many as in one).
+    #[arg(long, value_name = "N")]
+    pub(crate) warmup: Option<u64>,
+
+    /// Fail an operation in which no byte moves for so long.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) timeout: Option<String>,
+
+    /// Verify every element of every size; a wrong one is a failure.
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    /// Write a line of JSON for each size, to a file or, with `-`, instead of the table.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Make every rank a machine of its own on emulated Thunderbolt cables: mesh, ring or line, then
+    /// `,cables=K`, `,latency=20us`, `,bandwidth=100M`.
+    #[arg(long, value_name = "SPEC", requires = "ranks")]
+    pub(crate) emulate: Option<Layout>,
+}
+
+/// What every way to start ranks takes.
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct RunArgs {
     /// A variable for the environment of every rank; without `=`, this command's own value.
     #[arg(long = "env", value_name = "K=V", value_parser = OsStringValueParser::new().try_map(variable))]
@@ -112,6 +191,16 @@ impl Link {
             Link::Shm => "shm",
             Link::Verbs => "verbs",
             Link::Tcp => "tcp",
+        }
+    }
+
+    /// The same for the library.
+    pub(crate) fn choice(self) -> LinkChoice {
+        match self {
+            Link::Auto => LinkChoice::Auto,
+            Link::Shm => LinkChoice::Only(LinkKind::Shm),
+            Link::Verbs => LinkChoice::Only(LinkKind::Verbs),
+            Link::Tcp => LinkChoice::Only(LinkKind::Tcp),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The `raccl` command: starts the ranks of a job, here or over ssh.
+//! The `raccl` command: starts the ranks of a job, here or over ssh, and measures operations.
 
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod failure;
 mod launch;
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Launch(args) => launch::run(args),
+        Command::Bench(args) => bench::run(&args),
         Command::Rank { program } => launch::enter(program),
         Command::Keeper => launch::keep(),
     }

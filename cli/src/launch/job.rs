@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGPIPE, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
+use super::emulate::Emulated;
 use super::exit::{Exit, of_signal, signal_name};
 use super::keeper::Keeper;
 use super::output::Output;
@@ -46,8 +47,19 @@ pub(crate) struct Job {
     pub(crate) program: Vec<OsString>,
     /// How to reach other machines, if there are any.
     pub(crate) ssh: Option<Ssh>,
-    /// Whether output lines begin with their rank.
-    pub(crate) prefix: bool,
+    /// What ranks read and write.
+    pub(crate) streams: Streams,
+    /// The cables between ranks, if those are machines of their own.
+    pub(crate) emulation: Option<Emulated>,
+}
+
+/// What ranks read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Streams {
+    /// Their lines with their ranks before them, and for rank 0 what we read.
+    Lines,
+    /// What we have, and nothing to read.
+    Ours,
 }
 
 /// Where a rank runs.
@@ -67,7 +79,7 @@ impl Job {
         watch_signals(sender.clone()).context("cannot watch for signals")?;
         group::adopt_orphans().context("cannot adopt the orphans of ranks")?;
         let keeper = Keeper::start().context("cannot start the process that ends orphaned ranks")?;
-        let output = Output::start(self.prefix, sender).context("cannot start the thread for output")?;
+        let output = Output::start(sender).context("cannot start the thread for output")?;
         let mut running = Running {
             job: self,
             events,

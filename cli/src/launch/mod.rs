@@ -4,6 +4,7 @@
 //! [`entry`]; [`keeper`] ends the ranks of a launcher that was killed; [`output`] and [`stdin`] carry what
 //! ranks write and rank 0 reads.
 
+mod emulate;
 mod entry;
 mod exit;
 mod group;
@@ -26,10 +27,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use raccl_emulator::Layout;
 
+use self::emulate::Emulated;
 pub(crate) use self::entry::enter;
 use self::hosts::Hosts;
-pub(crate) use self::job::{Job, Place};
+pub(crate) use self::job::{Job, Place, Streams};
 pub(crate) use self::keeper::keep;
 use self::secret::Secret;
 use self::ssh::Ssh;
@@ -52,19 +55,42 @@ enum Event {
 
 /// Runs the command.
 pub(crate) fn run(args: LaunchArgs) -> Result<(), Failure> {
-    let LaunchArgs { ranks, hosts, hostfile, coordinator, run, program } = args;
+    let LaunchArgs { ranks, hosts, hostfile, coordinator, emulate: layout, run, program } = args;
     let ranks = ranks.map(|ranks| ranks as usize);
     let hosts = match (hosts, hostfile) {
         (Some(list), _) => Hosts::from_list(&list, ranks),
         (None, Some(path)) => Hosts::from_file(&path, ranks),
         // One of the three is there, or clap would have complained.
-        (None, None) => return local(ranks.unwrap_or(1), run, program)?.run(),
+        (None, None) => {
+            let mut job = local(ranks.unwrap_or(1), run, program)?;
+            emulate(&mut job, layout.as_ref())?;
+            return job.run();
+        }
     };
     on_hosts(&hosts.map_err(Failure::usage)?, coordinator.as_deref(), run, program)?.run()
 }
 
+/// A job of ranks on this machine that write as one program does.
+pub(crate) fn quiet(ranks: usize, layout: Option<&Layout>, program: Vec<OsString>) -> Result<Job, Failure> {
+    let mut job = local(ranks, RunArgs::default(), program)?;
+    job.streams = Streams::Ours;
+    emulate(&mut job, layout)?;
+    Ok(job)
+}
+
+/// Puts cables between the ranks of a job.
+fn emulate(job: &mut Job, layout: Option<&Layout>) -> Result<(), Failure> {
+    if let Some(layout) = layout {
+        let emulated = Emulated::new(layout, job.places.len())?;
+        // First, so that the command line wins.
+        job.environment.splice(0..0, emulated.defaults());
+        job.emulation = Some(emulated);
+    }
+    Ok(())
+}
+
 /// A job of ranks on this machine.
-pub(crate) fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Result<Job, Failure> {
+fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Result<Job, Failure> {
     if let Some(directory) = &args.cwd {
         check_directory(directory).map_err(Failure::usage)?;
     }
@@ -77,7 +103,8 @@ pub(crate) fn local(ranks: usize, args: RunArgs, program: Vec<OsString>) -> Resu
         directory: args.cwd,
         program,
         ssh: None,
-        prefix: true,
+        streams: Streams::Lines,
+        emulation: None,
     })
 }
 
@@ -119,7 +146,8 @@ fn on_hosts(
         directory: args.cwd,
         program,
         ssh: Some(Ssh::from_environment().map_err(Failure::usage)?),
-        prefix: true,
+        streams: Streams::Lines,
+        emulation: None,
     })
 }
 

@@ -55,12 +55,12 @@ enum Order {
 
 impl Output {
     /// Starts with no streams.
-    pub(super) fn start(prefix: bool, events: Sender<Event>) -> io::Result<Self> {
+    pub(super) fn start(events: Sender<Event>) -> io::Result<Self> {
         let (orders, inbox) = channel();
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
-        let writer = Writer::new(prefix);
+        let writer = Writer::new();
         thread::Builder::new().name("output".into()).spawn(move || {
             Pump { inbox, woken, writer, events, streams: Vec::new(), finishing: false }.run();
         })?;

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::entry::HandOver;
 use super::exit::Exit;
-use super::job::{Job, Place};
+use super::job::{Job, Place, Streams};
 use super::keeper::Keeper;
 use super::output::{Output, Stream, To};
 use super::ssh::{Contents, Line, Script, mark};
@@ -56,10 +56,11 @@ impl Rank {
         if let Some(directory) = &job.directory {
             command.current_dir(directory);
         }
-        let rank = Self::spawn(number, command, None, output).with_context(what)?;
+        let rank = Self::spawn(number, command, None, job.streams, output).with_context(what)?;
         // Not running yet: it ends by itself when it is not handed over to.
         keeper.guard(rank.group).context("the keeper is gone").with_context(what)?;
-        let stdin = (number == 0).then(stdin::for_local_rank).transpose().with_context(what)?;
+        let reads = number == 0 && job.streams == Streams::Lines;
+        let stdin = reads.then(stdin::for_local_rank).transpose().with_context(what)?;
         hand_over.give(&job.secret, stdin.as_ref()).with_context(what)?;
         Ok((rank, hand_over))
     }
@@ -93,7 +94,7 @@ impl Rank {
         let ssh = job.ssh.as_ref().ok_or_else(|| anyhow!("no ssh")).with_context(what)?;
         let mut command = ssh.command(host, &script);
         command.stdin(stdin);
-        let mut rank = Self::spawn(number, command, Some(mark), output)
+        let mut rank = Self::spawn(number, command, Some(mark), Streams::Lines, output)
             .with_context(|| format!("cannot run `{}`", ssh.name().display()))
             .with_context(what)?;
         keeper.guard(rank.group).context("the keeper is gone").with_context(what)?;
@@ -106,9 +107,13 @@ impl Rank {
         number: usize,
         mut command: Command,
         mark: Option<Vec<u8>>,
+        streams: Streams,
         output: &Output,
     ) -> anyhow::Result<Self> {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.process_group(0);
+        if streams == Streams::Lines {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
         let mut process = command.spawn()?;
         // The command holds the child's end of its standard input, which only the child may have.
         drop(command);
@@ -262,7 +267,8 @@ fn environment(number: usize, job: &Job) -> impl Iterator<Item = (OsString, OsSt
         ("RACCL_LOCAL_SIZE", together.to_string()),
         ("RACCL_COORDINATOR", job.coordinator.clone()),
     ];
-    let place = place.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let machine = job.emulation.iter().flat_map(move |emulation| emulation.environment(number));
+    let place = place.into_iter().chain(machine).map(|(name, value)| (name.into(), value.into()));
     job.environment.iter().cloned().chain(place)
 }
 

@@ -26,7 +26,6 @@ pub(super) enum To {
 
 /// Lays lines out and writes them.
 pub(super) struct Writer {
-    prefix: bool,
     colour: [bool; 2],
     terminal: [bool; 2],
     /// Whose line stands unfinished on the terminal. Both streams are taken to be the same terminal, if they
@@ -36,9 +35,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(prefix: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            prefix,
             colour: [colour(&io::stdout()), colour(&io::stderr())],
             terminal: [io::stdout().is_terminal(), io::stderr().is_terminal()],
             inside: None,
@@ -80,13 +78,11 @@ impl Writer {
         if self.inside.is_some() && self.is_terminal(to) {
             out.push(b'\n');
         }
-        if self.prefix {
-            let style = match self.colour[to as usize] {
-                true => Style::new().fg_color(Some(COLOURS[rank % COLOURS.len()].into())),
-                false => Style::new(),
-            };
-            out.extend_from_slice(format!("{style}[{rank}]{style:#} ").as_bytes());
-        }
+        let style = match self.colour[to as usize] {
+            true => Style::new().fg_color(Some(COLOURS[rank % COLOURS.len()].into())),
+            false => Style::new(),
+        };
+        out.extend_from_slice(format!("{style}[{rank}]{style:#} ").as_bytes());
     }
 
     /// Writes all of it. After an error, which is returned once, everything is thrown away, so that the
@@ -132,7 +128,7 @@ mod tests {
     use super::*;
 
     fn writer(terminal: [bool; 2]) -> Writer {
-        Writer { prefix: true, colour: [false; 2], terminal, inside: None, failed: false }
+        Writer { colour: [false; 2], terminal, inside: None, failed: false }
     }
 
     #[test]
