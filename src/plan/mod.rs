@@ -1,9 +1,9 @@
 //! Algorithms as data: what each rank sends, receives and folds, and in which order.
 //!
 //! A plan is made by a pure function of [`Shape`] and knows nothing of memory, I/O or time. The engine runs it over any
-//! link; the verifier proves it; the simulator predicts its time.
+//! link; the verifier proves it; the simulator, which runs plans on a model of the machine, checks what is predicted of it.
 //!
-//! One file per algorithm turns a shape into [`Steps`]; [`make`] is the door to them all, [`choose`] picks one.
+//! One file per algorithm turns a shape into [`steps::Steps`]; [`make`] is the door to them all, [`choose`] picks one.
 #![forbid(unsafe_code)]
 
 mod algorithm;
@@ -24,6 +24,7 @@ mod relay;
 mod ring;
 mod routed;
 mod select;
+#[cfg(test)]
 mod simulate;
 mod steps;
 #[cfg(test)]
@@ -42,11 +43,8 @@ use crate::reduce::Repr;
 pub use algorithm::Algorithm;
 pub(crate) use cost::{Cost, cost};
 pub(crate) use overrides::{OverrideError, Overrides};
-pub(crate) use select::{Candidate, Choice, Explanation, Reason, choose, explain};
-pub(crate) use simulate::simulate;
+pub(crate) use select::{choose, explain};
 pub(crate) use tuning::{Cabling, Tuning};
-
-use steps::Steps;
 
 /// Bytes that a step moves at a time when the tuning says nothing else.
 pub(crate) const DEFAULT_CHUNK: usize = 128 << 10;

@@ -2,7 +2,7 @@
 //!
 //! Reduce-scatter: each part starts behind its owner and is folded by every rank on its way around. All-gather: each part goes
 //! once around. 2(p - 1) message times and the fewest bytes; for cables that are fast one way at a time, and as a yardstick.
-//! Beyond 4 ranks the order of the fold is x[j+1] + x[j+2] + ... + x[j] around the ring for the part of rank j, from the left.
+//! Beyond 4 ranks the order of the fold is `x[j+1] + x[j+2] + ... + x[j]` around the ring for the part of rank j, from the left.
 //! Up to 4 ranks the canonical tree is kept: up to 3 everyone is a neighbour, for 4 see [`routed`]. Beyond, the order is not
 //! that of the ranks, so operations that need it take another algorithm.
 #![forbid(unsafe_code)]
