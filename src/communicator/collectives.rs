@@ -436,7 +436,7 @@ impl Communicator {
         }
     }
 
-    fn gather<T: Element>(
+    pub(super) fn gather<T: Element>(
         &self,
         call: Call,
         input: Option<&[T]>,

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use super::Communicator;
 use crate::{
-    engine::Shared,
+    engine::{
+        Shared,
+        call::{Call, CallKind},
+    },
     error::{Error, Result},
 };
 
@@ -30,7 +33,8 @@ impl Communicator {
         let mut wishes: Vec<Wish> = vec![[0; 4]; self.size()];
         let next = u64::from(engine.next_communicator());
         wishes[self.rank()] = [u64::from(color.is_some()), color.unwrap_or(0), key.cast_unsigned(), next];
-        self.all_gather(&mut wishes)?;
+        let call = Call::new(CallKind::Split, size_of::<Wish>(), wishes.len());
+        self.gather(call, None, &mut wishes, vec![1; self.size()])?;
 
         let mut colors: Vec<u64> = wishes.iter().filter(|wish| wish[0] != 0).map(|wish| wish[1]).collect();
         colors.sort_unstable();

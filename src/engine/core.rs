@@ -184,10 +184,9 @@ pub(crate) struct Table {
     free: Vec<u32>,
 }
 
-/// An operation with its name and deadlines.
+/// An operation with its deadlines.
 pub(crate) struct Entry {
     pub(crate) operation: Operation,
-    pub(crate) name: &'static str,
     pub(crate) timeouts: Timeouts,
 }
 

@@ -243,7 +243,7 @@ impl Engine {
             state,
             moved: false,
         };
-        let id = core.table.insert(Entry { operation: Operation::Send(send), name: operation, timeouts });
+        let id = core.table.insert(Entry { operation: Operation::Send(send), timeouts });
         let result = if peer == self.rank {
             // SAFETY: the caller vouches for the payload; an empty one may have any pointer, which is not used.
             let payload = unsafe { copy_of(pointer, length) };
@@ -277,7 +277,7 @@ impl Engine {
             state: RecvState::Posted,
             moved: false,
         };
-        let id = core.table.insert(Entry { operation: Operation::Recv(recv), name: operation, timeouts });
+        let id = core.table.insert(Entry { operation: Operation::Recv(recv), timeouts });
         let result = core.post_recv(id, &self.lines());
         self.check_submission(core, result, id, operation)
     }
@@ -302,11 +302,6 @@ impl Engine {
     pub(crate) fn abort(&self) {
         self.health.fail(Failure::Aborted);
         self.collapse(&mut self.core.lock(), "abort");
-    }
-
-    /// The first cause, if the group has failed.
-    pub(crate) fn error(&self, operation: &'static str) -> Option<Error> {
-        self.health.error(operation)
     }
 
     /// Says goodbye, reads what peers still sent, and closes. Returns the error that the group had failed with before.
@@ -376,8 +371,7 @@ impl Engine {
         };
         // SAFETY: the caller keeps the buffers until the operation is finished, and `finish_locked` retires the run.
         let run = unsafe { Run::start(start) };
-        let id =
-            core.table.insert(Entry { operation: Operation::Collective(run), name: operation, timeouts });
+        let id = core.table.insert(Entry { operation: Operation::Collective(run), timeouts });
         let result = self.begin(core, comm, sequence, id);
         match result {
             Ok(()) => Ok(id),
