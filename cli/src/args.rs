@@ -38,7 +38,10 @@ pub(crate) enum Command {
 
     /// Ends the ranks of a launcher that was killed; started by `launch` itself.
     #[command(name = "__keeper", hide = true)]
-    Keeper,
+    Keeper {
+        /// What else the launcher would leave.
+        folder: Option<PathBuf>,
+    },
 }
 
 /// Arguments of `raccl launch`.

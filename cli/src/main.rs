@@ -29,6 +29,6 @@ fn run(args: Args) -> Result<(), Failure> {
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Rank { program } => launch::enter(program),
-        Command::Keeper => launch::keep(),
+        Command::Keeper { folder } => launch::keep(folder.as_deref()),
     }
 }

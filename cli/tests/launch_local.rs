@@ -196,6 +196,35 @@ fn a_killed_launcher_leaves_no_process_behind() {
 }
 
 #[test]
+fn emulated_cables_are_there_for_the_ranks_and_gone_after_them() {
+    let script = r#"echo "$RACCL_EMULATOR_MACHINE $RACCL_LINK $RACCL_DEVICES $RACCL_EMULATOR_SPEC"; ls "$RACCL_VERBS_LIBRARY" >&2"#;
+    let done =
+        run(raccl().args(["launch", "-n", "2", "--emulate", "mesh,cables=2", "--", "sh", "-c", script]));
+    assert_eq!(done.status, Some(0), "{done:?}");
+    let devices = r#"[[null,["rdma_en2","rdma_en3"]],[["rdma_en2","rdma_en3"],null]]"#;
+    for (rank, line) in done.sorted().into_iter().enumerate() {
+        let spec = line
+            .strip_prefix(&format!("[{rank}] {rank} verbs {devices} "))
+            .unwrap_or_else(|| panic!("{line}"));
+        assert!(!Path::new(spec).exists(), "{spec} is left");
+    }
+    // Also when the launcher cannot remove them itself.
+    let (directory, script) = pids();
+    let file = directory.path().join("spec");
+    let script = format!("echo \"$RACCL_EMULATOR_SPEC\" >'{}'; {script} sleep 600", file.display());
+    let mut child = raccl()
+        .args(["launch", "-n", "1", "--emulate", "mesh", "--", "sh", "-c", &script])
+        .spawn()
+        .expect("starts");
+    started(directory.path(), 1);
+    let spec = std::fs::read_to_string(file).expect("written");
+    assert!(Path::new(spec.trim()).exists());
+    send(&child, Signal::KILL);
+    child.wait().expect("ends");
+    support::wait_until("the end of the emulation", || (!Path::new(spec.trim()).exists()).then_some(()));
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_the_job() {
     let mut child = launch(2, "while :; do echo again; done").spawn().expect("starts");
     let mut first = [0; 10];

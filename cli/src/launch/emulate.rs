@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use raccl_emulator::{Emulation, Layout, find_library};
@@ -34,6 +34,11 @@ impl Emulated {
             ("RACCL_VERBS_LIBRARY".into(), self.library.clone().into()),
             ("RACCL_DEVICES".into(), devices.into()),
         ]
+    }
+
+    /// Where the cables are, in memory that outlives processes.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.emulation.spec_file().parent()
     }
 
     /// What one rank has besides.

@@ -77,8 +77,8 @@ impl Job {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let (sender, events) = channel();
         watch_signals(sender.clone()).context("cannot watch for signals")?;
-        group::adopt_orphans().context("cannot adopt the orphans of ranks")?;
-        let keeper = Keeper::start().context("cannot start the process that ends orphaned ranks")?;
+        let memory = self.emulation.as_ref().and_then(Emulated::folder);
+        let keeper = Keeper::start(memory).context("cannot start the process that ends orphaned ranks")?;
         let output = Output::start(sender).context("cannot start the thread for output")?;
         let mut running = Running {
             job: self,

@@ -2,12 +2,15 @@
 //!
 //! A launcher that gets SIGKILL cannot clean up. The keeper holds the reading end of a pipe whose writing
 //! end only the launcher has, so the end of the file tells it, on every system, that the launcher is gone.
-//! The pipe carries the process groups it is answerable for: `+GROUP` and `-GROUP`, one a line. Ending whole
+//! The pipe carries the process groups it is answerable for: `+GROUP` and `-GROUP`, one a line; and `done`, when
+//! the launcher has cleaned up itself. Ending whole
 //! groups reaches what a rank's program started, which a death signal from the kernel does not.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io::{self, BufRead, PipeWriter, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -24,11 +27,12 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper with nothing to keep.
-    pub(super) fn start() -> io::Result<Self> {
+    /// Starts a keeper with no process to keep, and with a folder to remove if we do not come to it.
+    pub(super) fn start(folder: Option<&Path>) -> io::Result<Self> {
         let (read, pipe) = io::pipe()?;
         let process = Command::new(super::this_executable()?)
             .arg("__keeper")
+            .args(folder)
             .stdin(read)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -49,24 +53,29 @@ impl Keeper {
         writeln!(self.pipe, "-{}", group.as_raw_nonzero())
     }
 
-    /// Lets the keeper go; whatever it still guards it ends.
+    /// Lets the keeper go. Whatever it still guards it ends.
     pub(super) fn finish(self) -> io::Result<()> {
-        let Self { mut process, pipe } = self;
+        let Self { mut process, mut pipe } = self;
+        let told = writeln!(pipe, "done");
         drop(pipe);
-        process.wait().map(drop)
+        process.wait()?;
+        told
     }
 }
 
 /// What the keeper's process does.
-pub(crate) fn keep() -> Result<(), Failure> {
+pub(crate) fn keep(folder: Option<&Path>) -> Result<(), Failure> {
     let mut groups = HashSet::new();
+    let mut folder = folder;
     for line in io::stdin().lock().lines() {
-        let line = line.context("cannot read from the launcher")?;
+        // What cannot be read or understood is no launcher that is well, so it counts as gone.
+        let Ok(line) = line else { break };
         let number = |text: &str| Pid::from_raw(text.parse::<u32>().ok()?.try_into().ok()?);
         match (line.split_at_checked(1), line.get(1..).and_then(number)) {
             (Some(("+", _)), Some(group)) => drop(groups.insert(group)),
             (Some(("-", _)), Some(group)) => drop(groups.remove(&group)),
-            _ => return Err(anyhow::anyhow!("the launcher said `{line}`").into()),
+            _ if line == "done" => folder = None,
+            _ => break,
         }
     }
     for &group in &groups {
@@ -78,5 +87,10 @@ pub(crate) fn keep() -> Result<(), Failure> {
     for &group in &groups {
         group::signal(group, Signal::KILL);
     }
-    Ok(())
+    match folder {
+        Some(folder) => {
+            fs::remove_dir_all(folder).context("cannot remove what the launcher left").map_err(Into::into)
+        }
+        None => Ok(()),
+    }
 }

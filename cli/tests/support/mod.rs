@@ -101,7 +101,8 @@ pub(crate) fn is_dead(pid: i32) -> bool {
     zombie || test_kill_process(Pid::from_raw(pid).expect("positive")).is_err()
 }
 
-fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Looks until there is something.
+pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LONG;
     loop {
         if let Some(found) = look() {
