@@ -34,7 +34,6 @@
 //! do not change with message size, algorithm, chunking, link or arrival order (rings of more than four neighbours-only ranks
 //! have an order of their own). f16 and bf16 are accumulated in f32 and rounded once. Integers wrap. `Min` and `Max` propagate
 //! NaN and order -0 below +0. User-defined operations are applied in rank order and are taken to be associative.
-#![allow(dead_code, unused_imports)]
 
 mod bootstrap;
 mod communicator;

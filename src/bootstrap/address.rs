@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// Connections that may wait to be accepted: all ranks call at the same moment.
 const BACKLOG: i32 = 1024;

@@ -11,7 +11,7 @@ use super::{
     channel::Channel,
     door::{Caller, Door, Farewell},
     failure,
-    message::{Hello, MISSING_LIMIT, Member, Message, Roster, Waiting, frame_limit},
+    message::{Hello, MISSING_LIMIT, Member, Message, Waiting, frame_limit},
     report::{List, Ranks, difference},
     wait::Wait,
 };

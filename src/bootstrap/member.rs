@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,7 @@ use super::{
     door::Door,
     failure, listen_on, malformed,
     message::{Hello, Message, Roster, Waiting, frame_limit},
-    report::{List, Ranks},
+    report::Ranks,
     wait::Wait,
 };
 use crate::{Error, Result};

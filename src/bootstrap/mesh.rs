@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use super::{
     Connections, Joined, Met,
     channel::Channel,
     dialer::{Answer, Dialer},
-    door::{Caller, Door, Farewell},
+    door::{Caller, Farewell},
     failure,
     message::{Greeting, Member, Message, Purpose, frame_limit},
     report::{List, Ranks},
@@ -480,8 +480,10 @@ fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined
     let [a, b, c, d, ..] = met.roster.nonce;
     Joined {
         rank,
+        #[cfg(test)]
         size,
         epoch: u32::from_le_bytes([a, b, c, d]).max(1),
+        #[cfg(test)]
         nonce: met.roster.nonce,
         blob: met.roster.blob,
         hosts: met.roster.members.iter().map(|member| member.host).collect(),

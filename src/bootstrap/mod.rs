@@ -82,10 +82,12 @@ pub(crate) type Exchange =
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) rank: usize,
+    #[cfg(test)]
     pub(crate) size: usize,
     /// Not 0; tells this group's messages from those of another.
     pub(crate) epoch: u32,
     /// Rank 0 drew it; known to the members alone.
+    #[cfg(test)]
     pub(crate) nonce: [u8; 32],
     /// Rank 0's.
     pub(crate) blob: Vec<u8>,

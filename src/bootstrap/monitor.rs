@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    io::{self, Read},
+    io::{self},
     net::{Shutdown, TcpStream},
     os::fd::AsRawFd,
     sync::{

@@ -40,6 +40,7 @@ impl Config {
         let resolved = self.resolve()?;
         let (rank, size) = (resolved.rank, resolved.size);
         check_link(rank, resolved.link)?;
+        check_unused(&resolved)?;
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
         let wishes = Wishes { cores: os::available_cores(), overrides: overrides(&resolved)? };
         if size == 1 {
@@ -144,6 +145,37 @@ fn check_link(rank: usize, choice: LinkChoice) -> Result<()> {
     };
     let LinkChoice::Only(link) = choice else { return Ok(()) };
     Err(Error::Unavailable { rank, link, reason: reason.to_owned(), source: None })
+}
+
+/// Refuses what this version cannot do where going on without it would be wrong, and warns where it is only slower or less.
+fn check_unused(resolved: &Resolved) -> Result<()> {
+    let Resolved { rank, size, local_size, origin, .. } = resolved;
+    if resolved.encrypt {
+        return Err(Error::Config {
+            what: "RACCL_ENCRYPT or Config::encrypt".to_owned(),
+            value: "1".to_owned(),
+            reason: "this version cannot encrypt; unset it only where everybody on the network is trusted"
+                .to_owned(),
+            source: None,
+        });
+    }
+    if resolved.devices.is_some() || resolved.verbs_library.is_some() {
+        let ring = resolved.prefer_ring;
+        tracing::warn!(rank, ring, "devices are named, but this version has no verbs link: TCP is used");
+    }
+    if let Some(file) = &resolved.trace {
+        tracing::warn!(rank, file = %file.display(), "this version writes no trace");
+    }
+    let secret = resolved.secret.is_some();
+    tracing::debug!(
+        rank,
+        size,
+        ?local_size,
+        ?origin,
+        secret,
+        "joining; the secret is not checked by this version"
+    );
+    Ok(())
 }
 
 fn overrides(resolved: &Resolved) -> Result<Overrides> {

@@ -19,7 +19,7 @@ mod secret;
 mod setting;
 
 use std::{
-    error::Error as StdError, fmt, io, net::TcpListener, os::fd::RawFd, path::PathBuf,
+    error::Error as StdError, fmt, net::TcpListener, os::fd::RawFd, path::PathBuf,
     result::Result as StdResult, time::Duration,
 };
 
@@ -32,7 +32,6 @@ pub(crate) use self::{
     resolve::{Rendezvous, Resolved},
     secret::Secret,
 };
-use crate::error::Result;
 
 /// How a process joins a group: its rank, how the ranks find each other, which links they use, how long they wait.
 ///

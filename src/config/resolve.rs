@@ -17,12 +17,9 @@ use super::{
     file, interfaces,
     launcher::{Meeting, Met},
     parse::LONGEST_DURATION,
-    setting::{DEFAULT, Setting, refuse, refuse_because},
+    setting::{Setting, refuse, refuse_because},
 };
-use crate::{
-    error::{Error, Result},
-    os,
-};
+use crate::{error::Result, os};
 
 /// What a group is formed and run with. Everything is consistent.
 pub(crate) struct Resolved {
@@ -328,6 +325,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Error;
 
     fn reason(config: Config) -> String {
         match config.resolve() {

@@ -28,6 +28,7 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }

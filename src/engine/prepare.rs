@@ -108,7 +108,7 @@ impl Prepared {
                         });
                     }
                 }
-                Action::Fold { .. } | Action::Copy { .. } => {}
+                Action::Copy { .. } => {}
             }
             streams.push(stream);
             landings.push(landing);
@@ -152,9 +152,7 @@ impl Prepared {
 fn length(action: &Action) -> usize {
     match action {
         Action::Send { from: span, .. } | Action::Recv { into: span, .. } => span_length(span),
-        Action::RecvFold { into, .. } | Action::Fold { into, .. } | Action::Copy { into, .. } => {
-            span_length(into)
-        }
+        Action::RecvFold { into, .. } | Action::Copy { into, .. } => span_length(into),
     }
 }
 

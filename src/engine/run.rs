@@ -182,10 +182,6 @@ impl Run {
                     Action::RecvFold { leaves, into, finish } => {
                         self.fold(&prepared, index, leaves, into, *finish)?
                     }
-                    Action::Fold { leaves, into, finish } => {
-                        let leaves: Vec<Leaf> = leaves.iter().cloned().map(Leaf::Local).collect();
-                        self.fold(&prepared, index, &leaves, into, *finish)?;
-                    }
                     Action::Copy { from, into } => self.copy(&prepared, index, from, into),
                 }
                 self.moved |= self.steps[index].finished || self.steps[index].done != before;
@@ -280,7 +276,7 @@ impl Run {
                         .find(|(_, a)| !a.heard || a.elements < self.prepared.lengths[i])
                         .map(|(p, _)| p)
                 }
-                Action::Fold { .. } | Action::Copy { .. } => None,
+                Action::Copy { .. } => None,
             })?;
         Some((self.shared.members[from], self.peers[from].bytes, self.peers[from].granted))
     }
@@ -294,7 +290,7 @@ impl Run {
             let what = match &self.prepared.plan.steps[i].action {
                 Action::Send { to, .. } => format!("send to rank {}", self.shared.members[*to]),
                 Action::Recv { from, .. } => format!("receive from rank {}", self.shared.members[*from]),
-                Action::RecvFold { .. } | Action::Fold { .. } => "fold".to_owned(),
+                Action::RecvFold { .. } => "fold".to_owned(),
                 Action::Copy { .. } => "copy".to_owned(),
             };
             // Writing to a string cannot fail.
@@ -329,7 +325,7 @@ impl Run {
                         }
                     }
                 }
-                Action::Fold { .. } | Action::Copy { .. } => {}
+                Action::Copy { .. } => {}
             }
         }
     }

@@ -10,7 +10,6 @@ pub(crate) mod user;
 mod waker;
 
 pub(crate) use host::{available_cores, host_id};
-pub(crate) use interface::on_a_local_network;
 pub(crate) use poll::{PollFd, poll};
 pub(crate) use socket::{IoVec, LARGEST_TRANSFER, receive, send, tune};
 pub(crate) use waker::Waker;

@@ -18,6 +18,7 @@ impl PollFd {
         PollFd(libc::pollfd { fd, events: libc::POLLOUT, revents: 0 })
     }
 
+    #[cfg(test)]
     pub(crate) fn fd(&self) -> RawFd {
         self.0.fd
     }

@@ -151,8 +151,6 @@ pub(crate) enum Action {
     /// Received elements are kept by the engine until folded, they need no scratch. `into` may be exactly one of the local
     /// spans. If it is none of them and the step waits for no other, the engine may receive the first peer's elements there.
     RecvFold { leaves: Vec<Leaf>, into: Span, finish: bool },
-    /// The same without peers.
-    Fold { leaves: Vec<Span>, into: Span, finish: bool },
     /// Copy between spans of equal representation that do not overlap.
     Copy { from: Span, into: Span },
 }

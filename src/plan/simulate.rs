@@ -150,9 +150,6 @@ impl<'a> Machine<'a> {
                     }
                     (into.len(), Work::Fold { operands: leaves.len() as u64 })
                 }
-                Action::Fold { leaves, into, .. } => {
-                    (into.len(), Work::Fold { operands: leaves.len() as u64 })
-                }
                 Action::Copy { into, .. } => (into.len(), Work::Free),
             };
             for after in &step.after {

@@ -89,11 +89,13 @@ impl Span {
     }
 
     /// The number of elements.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.ranges.iter().map(ExactSizeIterator::len).sum()
     }
 }
 
+#[cfg(test)]
 impl Plan {
     /// The elements that a step moves at a time.
     pub(crate) fn chunk_elements(&self, raw_size: usize) -> usize {

@@ -84,6 +84,7 @@ impl Tuning {
     }
 
     /// Memory shared by `ranks` processes of one machine on `cores` cores.
+    #[cfg(test)]
     pub(crate) fn shared_memory(ranks: usize, cores: usize) -> Tuning {
         let load = Load::new(ranks, cores);
         Tuning {
@@ -97,6 +98,7 @@ impl Tuning {
     }
 
     /// RDMA over Thunderbolt 5 cables.
+    #[cfg(test)]
     pub(crate) fn thunderbolt(cabling: Cabling) -> Tuning {
         Tuning { latency_ns: 4200, message_ns: 300, byte_ps: 110, fold_ps: 50, ..Tuning::plain(cabling) }
     }

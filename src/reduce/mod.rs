@@ -37,4 +37,3 @@ pub use operation::{
 pub use reducer::Reducer;
 
 pub(crate) use reducer::{Repr, Source};
-pub(crate) use stream::copy;

@@ -46,11 +46,6 @@ impl Source {
     pub(crate) fn raw(ptr: *const u8) -> Self {
         Self { ptr, repr: Repr::Raw }
     }
-
-    /// A partial result.
-    pub(crate) fn acc(ptr: *const u8) -> Self {
-        Self { ptr, repr: Repr::Acc }
-    }
 }
 
 impl Reducer<'static> {
@@ -81,6 +76,7 @@ impl<'a> Reducer<'a> {
     ///
     /// What is too large to stay in the cache is written past it, which saves a third of the memory traffic;
     /// a piece alone does not show how large the whole is.
+    #[cfg(test)]
     pub(crate) fn for_output_of(self, bytes: usize) -> Self {
         Self { output: bytes, ..self }
     }

@@ -36,11 +36,6 @@ impl Tree {
         self.leaves
     }
 
-    /// How many leaves, from the first on, are made of two values.
-    pub(crate) const fn pairs(self) -> usize {
-        self.pairs
-    }
-
     /// What leaf `index` is made of.
     pub(crate) const fn leaf(self, index: usize) -> Leaf {
         if index < self.pairs { Leaf::Pair(2 * index, 2 * index + 1) } else { Leaf::One(index + self.pairs) }

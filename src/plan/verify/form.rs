@@ -119,10 +119,9 @@ impl Action {
     pub(super) fn len(&self) -> usize {
         match self {
             Action::Send { from, .. } => from.len(),
-            Action::Recv { into, .. }
-            | Action::RecvFold { into, .. }
-            | Action::Fold { into, .. }
-            | Action::Copy { into, .. } => into.len(),
+            Action::Recv { into, .. } | Action::RecvFold { into, .. } | Action::Copy { into, .. } => {
+                into.len()
+            }
         }
     }
 
@@ -131,7 +130,6 @@ impl Action {
         match self {
             Action::Send { from, .. } | Action::Copy { from, .. } => vec![from],
             Action::Recv { .. } => vec![],
-            Action::Fold { leaves, .. } => leaves.iter().collect(),
             Action::RecvFold { leaves, .. } => leaves
                 .iter()
                 .filter_map(|leaf| match leaf {
@@ -146,10 +144,9 @@ impl Action {
     pub(super) fn write(&self) -> Option<&Span> {
         match self {
             Action::Send { .. } => None,
-            Action::Recv { into, .. }
-            | Action::RecvFold { into, .. }
-            | Action::Fold { into, .. }
-            | Action::Copy { into, .. } => Some(into),
+            Action::Recv { into, .. } | Action::RecvFold { into, .. } | Action::Copy { into, .. } => {
+                Some(into)
+            }
         }
     }
 
@@ -168,7 +165,7 @@ impl Action {
                     Leaf::Local(_) => (usize::MAX, None),
                 })
                 .collect(),
-            Action::Send { .. } | Action::Fold { .. } | Action::Copy { .. } => vec![],
+            Action::Send { .. } | Action::Copy { .. } => vec![],
         };
         list.into_iter()
     }
@@ -209,7 +206,7 @@ fn check_result(action: &Action, memory: &Memory) -> Result<(), &'static str> {
     let target = memory.locate(into, 0..into.len());
     for source in action.reads() {
         let source = memory.locate(source, 0..source.len());
-        let folds = matches!(action, Action::Fold { .. } | Action::RecvFold { .. });
+        let folds = matches!(action, Action::RecvFold { .. });
         let overlap = source.0 == target.0
             && source.1.iter().any(|a| target.1.iter().any(|b| a.start < b.end && b.start < a.end));
         if overlap && !(folds && source == target) {
@@ -218,17 +215,14 @@ fn check_result(action: &Action, memory: &Memory) -> Result<(), &'static str> {
     }
     match action {
         Action::Copy { from, into } if from.repr != into.repr => Err("a copy changes the representation"),
-        Action::Fold { leaves, .. } if leaves.is_empty() => Err("a fold of nothing"),
         Action::RecvFold { leaves, .. } if !leaves.iter().any(|leaf| matches!(leaf, Leaf::Peer { .. })) => {
             Err("it receives nothing")
         }
-        Action::Fold { into, finish, .. } | Action::RecvFold { into, finish, .. } => {
-            match (finish, into.repr) {
-                (true, Repr::Acc) => Err("a final value is kept as a partial one"),
-                (false, Repr::Raw) if !memory.shape.partials_are_raw() => Err("a partial value is rounded"),
-                _ => Ok(()),
-            }
-        }
+        Action::RecvFold { into, finish, .. } => match (finish, into.repr) {
+            (true, Repr::Acc) => Err("a final value is kept as a partial one"),
+            (false, Repr::Raw) if !memory.shape.partials_are_raw() => Err("a partial value is rounded"),
+            _ => Ok(()),
+        },
         _ => Ok(()),
     }
 }

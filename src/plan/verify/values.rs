@@ -67,10 +67,6 @@ pub(super) fn check(
                 let operands = operands.collect::<Result<Vec<_>, _>>()?;
                 fold(&mut expressions, &operands, *finish).map_err(fault)?
             }
-            Action::Fold { leaves, finish, .. } => {
-                let operands = leaves.iter().map(|span| load(&cells, span)).collect::<Result<Vec<_>, _>>()?;
-                fold(&mut expressions, &operands, *finish).map_err(fault)?
-            }
         };
         let into = action.write().expect("everything but a send writes");
         let (region, ranges) = memories[rank].locate(into, elements.clone());
