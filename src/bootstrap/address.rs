@@ -165,7 +165,7 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     #[cfg(target_vendor = "apple")]
-    SockRef::from(stream).set_nosigpipe(true)?;
+    socket2::SockRef::from(stream).set_nosigpipe(true)?;
     Ok(())
 }
 

@@ -1,6 +1,5 @@
 //! A device as all processes share it: its books, its port, its address, its failing calls.
 
-use std::fs;
 #[cfg(not(target_os = "linux"))]
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -195,7 +194,7 @@ impl DeviceState {
 pub(crate) fn started(pid: u32) -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name, in parentheses, may contain anything; the 22nd field is the 20th behind it.
         let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
         // A process that has ended but that its parent has not waited for yet is gone.
