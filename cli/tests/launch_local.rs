@@ -3,11 +3,12 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
+#[cfg(target_os = "linux")]
+use std::{fs::File, io::Write, process::Command};
 
 use rustix::process::Signal;
 use support::{HEX, launch, pids, raccl, run, run_with_input, send, started, wait_until_dead};
