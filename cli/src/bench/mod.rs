@@ -1,7 +1,7 @@
 //! `raccl bench`: how fast an operation is, and whether it is right.
 //!
 //! With `-n` the command starts its own ranks, which are this command without `-n`; those join the group of
-//! their environment and [measure](measure) one size after the other. Rank 0 [reports](report).
+//! their environment and [measure](mod@measure) one size after the other. Rank 0 [reports](report).
 
 mod buffer;
 mod measure;
