@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    io::{self},
+    io,
     net::{Shutdown, TcpStream},
     os::fd::AsRawFd,
     sync::{
