@@ -165,6 +165,8 @@ fn a_name_with_two_address_families_and_ipv6_literals_work() {
     check_connections(formed(join_all(everyone)));
 }
 
+/// Other systems have one loopback address only, until more are set up.
+#[cfg(target_os = "linux")]
 #[test]
 fn named_addresses_are_used() {
     let mut everyone = everyone(3);
