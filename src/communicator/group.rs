@@ -15,6 +15,6 @@ pub(super) fn assemble(parts: Parts, tuning: Arc<Tuning>, timeouts: Timeouts) ->
     let (rank, size) = (parts.rank, parts.senders.len());
     let engine = Arc::new(Engine::new(parts));
     let shared = Arc::new(Shared::new(0, size, (0..size).collect(), rank));
-    engine.register(Arc::clone(&shared), 1)?;
+    engine.register(Arc::clone(&shared), 0)?;
     Ok(Communicator::new(engine, shared, Planner::new(tuning), timeouts))
 }

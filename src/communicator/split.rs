@@ -9,7 +9,7 @@ use crate::{
         Shared,
         call::{Call, CallKind},
     },
-    error::{Error, Result},
+    error::Result,
 };
 
 impl Communicator {
@@ -27,37 +27,27 @@ impl Communicator {
     /// # Ok::<(), raccl::Error>(())
     /// ```
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Communicator>> {
-        /// A rank's wishes on the wire: has a color, color, key, next free number.
+        /// A rank's wishes on the wire: has a color, color, key, the number it brings along.
         type Wish = [u64; 4];
         let engine = self.engine();
+        let split = engine.begin_split()?;
         let mut wishes: Vec<Wish> = vec![[0; 4]; self.size()];
-        let next = u64::from(engine.next_communicator());
-        wishes[self.rank()] = [u64::from(color.is_some()), color.unwrap_or(0), key.cast_unsigned(), next];
+        let number = u64::from(split.number);
+        wishes[self.rank()] = [u64::from(color.is_some()), color.unwrap_or(0), key.cast_unsigned(), number];
         let call = Call::new(CallKind::Split, size_of::<Wish>(), wishes.len());
         self.gather(call, None, &mut wishes, vec![1; self.size()])?;
 
-        let mut colors: Vec<u64> = wishes.iter().filter(|wish| wish[0] != 0).map(|wish| wish[1]).collect();
-        colors.sort_unstable();
-        colors.dedup();
-        let base = wishes.iter().map(|wish| wish[3]).max().unwrap_or(0);
-        let end = u32::try_from(base + colors.len() as u64).map_err(|_| Error::InvalidArgument {
-            operation: "split",
-            rank: self.rank(),
-            reason: "the group has made four thousand million communicators; start it again".to_owned(),
-        })?;
-        let Some(color) = color else {
-            engine.skip_communicators(end);
-            return Ok(None);
-        };
+        let Some(color) = color else { return Ok(None) };
         let mut members: Vec<usize> =
             (0..self.size()).filter(|&rank| wishes[rank][0] != 0 && wishes[rank][1] == color).collect();
+        // The first of them leads; this rank is one of them, so there is a first. What is no number is refused below.
+        let leader = members.first().copied().unwrap_or(self.rank());
+        let id = u32::try_from(wishes[leader][3]).unwrap_or(u32::MAX);
+        let leader = self.inner.shared.members[leader];
         members.sort_by_key(|&rank| (wishes[rank][2].cast_signed(), rank));
         let members: Box<[usize]> = members.into_iter().map(|rank| self.inner.shared.members[rank]).collect();
-        // The color is one of them, and `end` fits, so this does.
-        let index = colors.iter().position(|&other| other == color).unwrap_or(0) as u64;
-        let id = (base + index) as u32;
         let shared = Arc::new(Shared::new(id, engine.size, members, engine.rank));
-        engine.register(Arc::clone(&shared), end)?;
+        engine.register(Arc::clone(&shared), leader)?;
         let engine = Arc::clone(&self.inner.engine);
         Ok(Some(Communicator::new(engine, shared, self.inner.planner.sibling(), self.timeouts)))
     }

@@ -11,9 +11,6 @@ use super::{
 };
 use crate::link::{Header, MessageKind};
 
-/// Communicators that a peer may be ahead of us with.
-const AHEAD_COMMUNICATORS: u32 = 1024;
-
 /// Bytes stored for communicators that do not exist here yet.
 const LIMBO_BYTES: usize = 16 << 20;
 
@@ -96,7 +93,7 @@ impl Core {
     /// A whole message that was stored: gives it to whoever waits for it now, or keeps it.
     pub(crate) fn store(&mut self, stored: Stored, lines: &Lines<'_>) -> Result<(), Failure> {
         let Some(group) = self.communicators.get_mut(&stored.header.comm) else {
-            if stored.header.comm >= self.next_communicator {
+            if !self.numbers.is_over(stored.header.comm) {
                 self.limbo.push(stored);
             }
             return Ok(());
@@ -323,7 +320,7 @@ impl Core {
     }
 
     fn header_for_unknown(&mut self, peer: usize, header: Header, lines: &Lines<'_>) -> Result<(), Failure> {
-        if header.comm < self.next_communicator {
+        if self.numbers.is_over(header.comm) {
             // One that was dropped here: what still arrives for it is nobody's.
             self.incoming[peer] = Incoming::Discard;
             return Ok(());
@@ -335,7 +332,7 @@ impl Core {
             .map(|stored| stored.payload.len() + 64)
             .sum();
         let fits = header.length <= BUDGET as u64 && bytes + header.length as usize <= LIMBO_BYTES;
-        if !fits || header.comm - self.next_communicator > AHEAD_COMMUNICATORS {
+        if !fits {
             return Err(broken(
                 peer,
                 lines,

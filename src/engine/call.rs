@@ -100,7 +100,7 @@ impl fmt::Display for Described<'_> {
         let root = u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
         let digest = u32::from_le_bytes(std::array::from_fn(|i| bytes[20 + i]));
         let kind = kind_name(bytes[0]);
-        if kind == kind_name(CallKind::Barrier as u8) {
+        if bytes[0] == CallKind::Barrier as u8 || bytes[0] == CallKind::Split as u8 {
             return f.write_str(kind);
         }
         write!(f, "{kind}(")?;

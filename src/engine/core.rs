@@ -10,6 +10,7 @@ use std::{
 use super::{
     block::Pool,
     message::{RecvOperation, SendOperation},
+    numbers::Numbers,
     run::{Place, Run},
     shared::Shared,
 };
@@ -39,8 +40,7 @@ pub(crate) struct Core {
     pub(crate) communicators: HashMap<u32, Group>,
     /// Messages for communicators that this rank has not made yet.
     pub(crate) limbo: Vec<Stored>,
-    /// Communicator numbers below this one are known here, or were.
-    pub(crate) next_communicator: u32,
+    pub(crate) numbers: Numbers,
     pub(crate) table: Table,
     pub(crate) pool: Pool,
     /// Large point-to-point messages that are being sent.

@@ -11,6 +11,7 @@ mod drive;
 mod health;
 mod lines;
 mod message;
+mod numbers;
 mod prepare;
 mod run;
 mod shared;
@@ -27,6 +28,7 @@ use self::{
     health::{FAILED, Failure},
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
+    numbers::Numbers,
     run::{Run, Start},
     shared::EAGER_LIMIT,
 };
@@ -40,7 +42,7 @@ pub(crate) use self::{
 use crate::{
     bootstrap::control::Control,
     error::{Error, Result},
-    link::{Header, MessageKind, Receiver, Sender, Signature},
+    link::{Header, LinkKind, MessageKind, Receiver, Sender, Signature},
     os::Waker,
     reduce::Reducer,
 };
@@ -106,7 +108,7 @@ impl Engine {
             closed: vec![None; size],
             communicators: Default::default(),
             limbo: Vec::new(),
-            next_communicator: 0,
+            numbers: Numbers::new(size, parts.rank),
             table: Table::default(),
             pool: Default::default(),
             streaming: Vec::new(),
@@ -132,37 +134,42 @@ impl Engine {
     }
 
     /// The kind of link to a peer, none to oneself.
-    pub(crate) fn link(&self, peer: usize) -> Option<crate::link::LinkKind> {
+    pub(crate) fn link(&self, peer: usize) -> Option<LinkKind> {
         self.senders[peer].as_ref().map(Sender::kind)
     }
 
-    /// The number that the next communicator made here would get.
-    pub(crate) fn next_communicator(&self) -> u32 {
-        self.core.lock().next_communicator
-    }
-
-    /// Makes a communicator known, and all numbers below `next` taken.
-    pub(crate) fn register(&self, shared: Arc<Shared>, next: u32) -> Result<()> {
+    /// Makes a communicator known, whose number world rank `leader` brought along.
+    pub(crate) fn register(&self, shared: Arc<Shared>, leader: usize) -> Result<()> {
         let mut core = self.core.lock();
         let id = shared.id;
+        if !core.numbers.belongs_to(id, leader) || core.communicators.contains_key(&id) {
+            let link = self.link(leader).unwrap_or(LinkKind::Local);
+            let reason = format!("it numbers a communicator {id}, which it may not");
+            return self.check(&mut core, Err(Failure::Protocol { peer: leader, link, reason }), "split");
+        }
         core.communicators.insert(id, Group::new(shared, self.size));
-        core.next_communicator = core.next_communicator.max(next);
+        core.numbers.made(id);
         let result = core.leave_limbo(id, &self.lines());
         self.check(&mut core, result, "split")
     }
 
-    /// Makes numbers taken without a communicator of our own (a split that we take no part in).
-    pub(crate) fn skip_communicators(&self, next: u32) {
-        let mut core = self.core.lock();
-        core.next_communicator = core.next_communicator.max(next);
-        let limit = core.next_communicator;
-        let Core { limbo, communicators, .. } = &mut *core;
-        limbo.retain(|stored| stored.header.comm >= limit || communicators.contains_key(&stored.header.comm));
+    /// Begins a split: the number that it takes if we lead what comes out of it. Ends when the value is dropped.
+    pub(crate) fn begin_split(&self) -> Result<Split<'_>> {
+        let number = self.core.lock().numbers.begin_split().ok_or_else(|| Error::InvalidArgument {
+            operation: "split",
+            rank: self.rank,
+            reason:
+                "this rank has made millions of communicators, and no number is left; form the group anew"
+                    .to_owned(),
+        })?;
+        Ok(Split { engine: self, number })
     }
 
     /// Forgets a communicator; what still comes for it is dropped.
     pub(crate) fn unregister(&self, id: u32) {
-        self.core.lock().communicators.remove(&id);
+        let mut core = self.core.lock();
+        core.communicators.remove(&id);
+        core.reports.retain(|&(comm, _), _| comm != id);
     }
 
     /// Runs a collective to its end.
@@ -478,6 +485,22 @@ impl Engine {
 
     fn lines(&self) -> Lines<'_> {
         Lines { senders: &self.senders, epoch: self.epoch, health: &self.health }
+    }
+}
+
+/// A split under way.
+pub(crate) struct Split<'a> {
+    engine: &'a Engine,
+    /// The number that this rank brings along.
+    pub(crate) number: u32,
+}
+
+impl Drop for Split<'_> {
+    fn drop(&mut self) {
+        let core = &mut *self.engine.core.lock();
+        core.numbers.end_split();
+        // What came for a communicator that was dropped before this split ended.
+        core.limbo.retain(|stored| !core.numbers.is_over(stored.header.comm));
     }
 }
 
