@@ -97,7 +97,8 @@ impl Engine {
         };
         if driving {
             core.driven = false;
-            if let Some(next) = core.waiters.first() {
+            // Not one whose own wait is over: it would return without driving, and the others would sleep on.
+            if let Some(next) = core.waiters.iter().find(|waiter| !self.reached(&core, waiter.target)) {
                 next.thread.unpark();
             }
         }
@@ -369,7 +370,8 @@ impl Engine {
         }
         core.next_tick = now + TICK;
         let ids: Vec<OperationId> = core.table.ids().collect();
-        core.clocks.retain(|id, _| ids.contains(id));
+        let Core { clocks, table, .. } = &mut *core;
+        clocks.retain(|&id, _| table.entry(id).is_some());
         ids.into_iter().try_for_each(|id| self.check_clock(core, id, now))
     }
 
