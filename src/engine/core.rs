@@ -45,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     /// Large point-to-point messages that are being sent.
     pub(crate) streaming: Vec<OperationId>,
+    /// The group was left; a second time there is nothing to do.
+    pub(crate) left: bool,
     /// Somebody drives.
     pub(crate) driven: bool,
     pub(crate) waiters: Vec<Waiter>,

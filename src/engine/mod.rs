@@ -113,6 +113,7 @@ impl Engine {
             pool: Default::default(),
             streaming: Vec::new(),
             driven: false,
+            left: false,
             waiters: Vec::new(),
             receives: vec![false; size],
             sends: vec![false; size],
@@ -314,12 +315,17 @@ impl Engine {
     /// Says goodbye, reads what peers still sent, and closes. Returns the error that the group had failed with before.
     pub(crate) fn leave(&self) -> Result<()> {
         let mut core = self.core.lock();
-        if self.failed() {
+        if std::mem::replace(&mut core.left, true) {
+            return Ok(());
+        }
+        // What happens from here on is no failure of this rank: others may still have needed it, and may say so.
+        let result = self.health.error("close").map_or(Ok(()), Err);
+        if result.is_err() {
             self.collapse(&mut core, "close");
         } else {
             let until = Instant::now() + FAREWELL;
-            let peers: Vec<usize> =
-                (0..self.size).filter(|&peer| peer != self.rank && !self.health.departed(peer)).collect();
+            // Also to those who have left: they may be waiting for their own answers still.
+            let peers: Vec<usize> = (0..self.size).filter(|&peer| peer != self.rank).collect();
             peers.iter().for_each(|&peer| self.control.goodbye(peer));
             for &peer in &peers {
                 let Some(sent) = self.health.wait_answer(peer, until) else { continue };
@@ -332,7 +338,6 @@ impl Engine {
             }
             self.senders.iter().flatten().for_each(Sender::shutdown);
         }
-        let result = self.health.error("close").map_or(Ok(()), Err);
         self.control.close();
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
         result

@@ -4,6 +4,9 @@
 mod support;
 
 mod bits;
+mod calls;
+mod leaving;
 mod lengths;
 mod messages;
 mod mismatch;
+mod threads;
