@@ -16,7 +16,7 @@ use parking_lot::MutexGuard;
 use super::{
     Engine,
     core::{Clock, Core, Incoming, Operation, OperationId, Target, Waiter},
-    health::{FAILED, Failure, NEWS},
+    health::{Failure, NEWS},
     message::{RecvState, SendState},
 };
 use crate::{
@@ -454,10 +454,5 @@ impl Engine {
             if landing { core.receivers[peer].as_ref().map_or(0, |receiver| receiver.moved()) } else { 0 };
         let sent = self.senders[peer].as_ref().filter(|sender| sender.pending()).map_or(0, Sender::moved);
         received.wrapping_add(sent)
-    }
-
-    /// True once the group has failed.
-    pub(crate) fn failed(&self) -> bool {
-        self.health.flag() & FAILED != 0
     }
 }
