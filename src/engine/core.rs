@@ -14,7 +14,7 @@ use super::{
     run::{Place, Run},
     shared::Shared,
 };
-use crate::link::{Header, Receiver, Signature, Ticket};
+use crate::link::{Header, Receiver, Signature};
 
 /// A place in the engine's table of operations, with the life of that place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,15 +61,7 @@ pub(crate) struct Core {
 /// A thread that waits without driving.
 pub(crate) struct Waiter {
     pub(crate) thread: Thread,
-    pub(crate) target: Target,
-}
-
-/// What a thread waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
-    Operation(OperationId),
-    /// A message to a peer has left our memory.
-    Ticket(usize, Ticket),
+    pub(crate) target: OperationId,
 }
 
 /// When an operation moved last.

@@ -15,7 +15,7 @@ use parking_lot::MutexGuard;
 
 use super::{
     Engine,
-    core::{Clock, Core, Incoming, Operation, OperationId, Target, Waiter},
+    core::{Clock, Core, Incoming, Operation, OperationId, Waiter},
     health::{Failure, NEWS},
     message::{RecvState, SendState},
 };
@@ -54,18 +54,21 @@ const VERDICT: Duration = Duration::from_millis(500);
 const OTHERS: u32 = 32;
 
 impl Engine {
-    /// Waits until `target` is reached, driving the links if nobody else does. On an error nothing that was submitted touches
+    /// Waits until the operation `target` is finished, driving the links if nobody else does. On an error nothing that was submitted touches
     /// its memory any more.
     pub(crate) fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
-        target: Target,
+        target: OperationId,
         operation: &'static str,
     ) -> Result<MutexGuard<'a, Core>, Error> {
+        /// How many turns with something to do go by before the deadlines of others are looked at all the same.
+        const BUSY: u32 = 1024;
         let mut driving = false;
         let mut idle = 0;
+        let mut busy = 0;
         let result = loop {
-            if self.reached(&core, target) {
+            if core.table.finished(target) {
                 break Ok(());
             }
             if let Some(error) = self.health.error(operation) {
@@ -83,7 +86,14 @@ impl Engine {
             match self.turn(&mut core, idle) {
                 Ok(true) => {
                     idle = 0;
+                    busy += 1;
                     self.unpark(&core);
+                    if busy == BUSY {
+                        busy = 0;
+                        if let Err(failure) = self.tick(&mut core) {
+                            self.fail(&mut core, failure, operation);
+                        }
+                    }
                 }
                 Ok(false) => {
                     idle += 1;
@@ -97,10 +107,13 @@ impl Engine {
         };
         if driving {
             core.driven = false;
-            // Not one whose own wait is over: it would return without driving, and the others would sleep on.
-            if let Some(next) = core.waiters.iter().find(|waiter| !self.reached(&core, waiter.target)) {
-                next.thread.unpark();
-            }
+        }
+        // Not one whose own wait is over: it would return without driving, and the others would sleep on. Also if we did not
+        // drive ourselves, because the driver may have handed over to us just before our wait was over.
+        if !core.driven
+            && let Some(next) = core.waiters.iter().find(|waiter| !core.table.finished(waiter.target))
+        {
+            next.thread.unpark();
         }
         result.map(|()| core)
     }
@@ -318,7 +331,7 @@ impl Engine {
     }
 
     /// Waits without driving.
-    fn park(&self, core: &mut MutexGuard<'_, Core>, target: Target) {
+    fn park(&self, core: &mut MutexGuard<'_, Core>, target: OperationId) {
         let me = thread::current();
         core.waiters.push(Waiter { thread: me.clone(), target });
         // The driver may sleep and not know that something of ours waits for a link.
@@ -332,17 +345,8 @@ impl Engine {
     /// Wakes those whose wait is over.
     fn unpark(&self, core: &Core) {
         for waiter in &core.waiters {
-            if self.reached(core, waiter.target) {
+            if core.table.finished(waiter.target) {
                 waiter.thread.unpark();
-            }
-        }
-    }
-
-    fn reached(&self, core: &Core, target: Target) -> bool {
-        match target {
-            Target::Operation(id) => core.table.finished(id),
-            Target::Ticket(peer, ticket) => {
-                self.senders[peer].as_ref().is_none_or(|sender| sender.sent() >= ticket)
             }
         }
     }

@@ -24,7 +24,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 
 use self::{
-    core::{Core, Entry, Group, Incoming, Operation, Stored, Table, Target},
+    core::{Core, Entry, Group, Incoming, Operation, Stored, Table},
     health::{FAILED, Failure},
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
@@ -230,7 +230,20 @@ impl Engine {
         if sender.sent() >= ticket {
             return Ok(());
         }
-        self.wait(self.core.lock(), Target::Ticket(peer, ticket), operation).map(|_| ())
+        let mut core = self.core.lock();
+        let Message { tag, pointer, length, timeouts, .. } = message;
+        let send = SendOperation {
+            comm: comm.id,
+            peer,
+            tag,
+            pointer: pointer.cast_const(),
+            length,
+            state: SendState::Flushing(ticket),
+            moved: false,
+        };
+        let id = core.table.insert(Entry { operation: Operation::Send(send), timeouts });
+        core.streaming.push(id);
+        self.finish_locked(core, id, operation).map(|_| ())
     }
 
     /// Starts a send; [`Engine::finish`] ends it.
@@ -420,7 +433,7 @@ impl Engine {
         id: OperationId,
         operation: &'static str,
     ) -> Result<u64> {
-        match self.wait(core, Target::Operation(id), operation) {
+        match self.wait(core, id, operation) {
             Ok(mut core) => match core.table.remove(id) {
                 Some(Operation::Collective(run)) => {
                     let workspace = run.retire();
