@@ -161,7 +161,7 @@ impl Group {
 
     /// What this rank called at a place of the sequence, if it is remembered.
     pub(crate) fn called(&self, sequence: u64) -> Option<&Signature> {
-        let back = self.next_sequence.checked_sub(sequence + 1)?;
+        let back = self.next_sequence.checked_sub(sequence.checked_add(1)?)?;
         let index = self.history.len().checked_sub(usize::try_from(back).ok()? + 1)?;
         self.history.get(index).map(|(_, signature)| signature)
     }

@@ -78,6 +78,8 @@ struct StepState {
 struct Arrived {
     /// Elements whose message has begun.
     accepted: usize,
+    /// A message has begun.
+    begun: bool,
     /// Elements that are there.
     elements: usize,
     heard: bool,
@@ -228,9 +230,13 @@ impl Run {
             ));
         }
         let arrived = &mut self.steps[step].arrived[leaf];
+        if bytes == 0 && (room > 0 || arrived.begun) {
+            return Err(format!("{} has no use for an empty message", self.operation));
+        }
         let offset = arrived.accepted;
         let elements = bytes / size;
         arrived.accepted += elements;
+        arrived.begun = true;
         self.peers[from].granted = true;
         let pointer = self.landing(step, leaf, offset, elements);
         Ok(Place { from, step, leaf, offset, elements, bytes, pointer })

@@ -104,7 +104,7 @@ impl Shared {
 
 /// Budget that a message of `length` bytes takes.
 pub(crate) fn cost(length: usize) -> i64 {
-    OVERHEAD + length as i64
+    i64::try_from(length).unwrap_or(i64::MAX).saturating_add(OVERHEAD)
 }
 
 #[cfg(test)]
