@@ -219,6 +219,7 @@ impl Core {
         }
         self.check_signature(peer, header)?;
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
+        group.has_entered(peer, header.sequence);
         let (active, from) = (group.active(header.sequence), group.shared.position[peer]);
         if let (Some(id), Some(from)) = (active, from) {
             if let Some(run) = self.table.run(id) {
@@ -226,6 +227,7 @@ impl Core {
             }
             self.advance(id, lines)?;
         } else if header.sequence >= group.next_sequence && group.early.len() < GRANTS {
+            // Kept for its signature.
             group.early.push_back(Stored { peer, header: *header, payload: Vec::new() });
         }
         Ok(())
@@ -234,6 +236,7 @@ impl Core {
     fn collective_header(&mut self, peer: usize, header: Header, lines: &Lines<'_>) -> Result<(), Failure> {
         self.check_signature(peer, &header)?;
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
+        group.has_entered(peer, header.sequence);
         let (Some(id), Some(from)) = (group.active(header.sequence), group.shared.position[peer]) else {
             if header.sequence < group.next_sequence {
                 let reason = format!("a message of call {}, which is over", header.sequence);
@@ -316,7 +319,27 @@ impl Core {
             let reason = format!("{length} bytes of call or message {} beyond its budget", header.sequence);
             return Err(broken(peer, lines, reason));
         }
-        Ok(())
+        if group.active.is_empty() && group.posted[peer].is_empty() {
+            return Ok(());
+        }
+        self.relieve(header.comm, peer, lines)
+    }
+
+    /// Lets a peer of whom much is stored here send what is waited for: gives back all that it is owed, and tells it which
+    /// collectives have been entered.
+    pub(crate) fn relieve(&mut self, comm: u32, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
+        let Core { communicators, table, .. } = self;
+        let Some(group) = communicators.get(&comm) else { return Ok(()) };
+        if !group.is_crowded(peer) {
+            return Ok(());
+        }
+        if group.shared.owes(peer) {
+            give_credit(&group.shared, peer, lines)?;
+        }
+        group.active.iter().try_for_each(|&(_, id)| match table.run(id) {
+            Some(run) => run.grant(lines, |other| other == peer),
+            None => Ok(()),
+        })
     }
 
     fn header_for_unknown(&mut self, peer: usize, header: Header, lines: &Lines<'_>) -> Result<(), Failure> {
@@ -361,7 +384,7 @@ impl Core {
     }
 }
 
-/// Grants kept for collectives that this rank has not entered.
+/// Grants kept of collectives that this rank has not entered.
 const GRANTS: usize = 4096;
 
 fn broken(peer: usize, lines: &Lines<'_>, reason: String) -> Failure {

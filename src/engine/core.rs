@@ -12,7 +12,7 @@ use super::{
     message::{RecvOperation, SendOperation},
     numbers::Numbers,
     run::{Place, Run},
-    shared::Shared,
+    shared::{BUDGET, Shared},
 };
 use crate::link::{Header, Receiver, Signature};
 
@@ -120,6 +120,8 @@ pub(crate) struct Group {
     pub(crate) receiving: HashMap<(usize, u64), OperationId>,
     /// Cost of what is stored and not owed back yet.
     pub(crate) held: Vec<i64>,
+    /// How many collectives a peer has entered at least.
+    pub(crate) entered: Vec<u64>,
 }
 
 impl Default for Timeouts {
@@ -145,7 +147,20 @@ impl Group {
             announced: HashMap::new(),
             receiving: HashMap::new(),
             held: vec![0; world],
+            entered: vec![0; world],
         }
+    }
+
+    /// True while so much of a peer is stored here that it may lack the budget for what is waited for. Below that, what it
+    /// has left and what it is [given back](super::shared::Shared::owe) without being asked are enough for any message that
+    /// needs no grant.
+    pub(crate) fn is_crowded(&self, peer: usize) -> bool {
+        self.held[peer] > BUDGET / 4
+    }
+
+    /// A message of collective `sequence` has come from a peer, which has then entered all before it as well.
+    pub(crate) fn has_entered(&mut self, peer: usize, sequence: u64) {
+        self.entered[peer] = self.entered[peer].max(sequence.saturating_add(1));
     }
 
     /// Takes the next place in the sequence of collectives.

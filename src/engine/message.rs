@@ -162,7 +162,7 @@ impl Core {
             Some(stored) => self.match_stored(id, stored, lines),
             None => {
                 group.posted[peer].push_back(id);
-                Ok(())
+                self.relieve(comm, peer, lines)
             }
         }
     }

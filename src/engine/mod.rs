@@ -412,6 +412,12 @@ impl Engine {
         let lines = self.lines();
         if let Some(group) = core.communicators.get_mut(&comm.id) {
             group.active.push((sequence, id));
+            if let Some(run) = core.table.run(id) {
+                let entered = |&member: &usize| group.entered[member] > sequence;
+                (0..comm.members.len())
+                    .filter(|&from| entered(&comm.members[from]))
+                    .for_each(|from| run.granted(from));
+            }
             if !group.early.is_empty() {
                 let early = std::mem::take(&mut group.early);
                 let (now, later): (Vec<Stored>, Vec<Stored>) =
@@ -421,8 +427,9 @@ impl Engine {
             }
         }
         core.advance(id, &lines)?;
-        match core.table.run(id) {
-            Some(run) if !run.finished() => run.grant(&lines),
+        let Core { table, communicators, .. } = core;
+        match (table.run(id), communicators.get(&comm.id)) {
+            (Some(run), Some(group)) if !run.finished() => run.grant(&lines, |peer| group.is_crowded(peer)),
             _ => Ok(()),
         }
     }

@@ -195,14 +195,17 @@ impl Run {
         Ok(())
     }
 
-    /// Tells peers that will send much, and have not been told by a message yet, that we have entered.
-    pub(crate) fn grant(&mut self, lines: &Lines<'_>) -> Result<(), Failure> {
+    /// Tells peers that will send much, or are `short` of budget, and have not been told by a message yet, that we have
+    /// entered.
+    pub(crate) fn grant(&mut self, lines: &Lines<'_>, short: impl Fn(usize) -> bool) -> Result<(), Failure> {
         for from in 0..self.peers.len() {
-            if self.prepared.inbound[from] <= GRANT_THRESHOLD || self.peers[from].told {
+            let peer = self.shared.members[from];
+            let wants = self.prepared.inbound[from] > GRANT_THRESHOLD
+                || (!self.prepared.endpoints[from].is_empty() && short(peer));
+            if !wants || self.peers[from].told {
                 continue;
             }
             self.peers[from].told = true;
-            let peer = self.shared.members[from];
             let header = Header { flags: 0, ..self.header(lines, peer, MessageKind::Grant, 0, 0) };
             lines.post(peer, &header)?;
         }

@@ -76,6 +76,11 @@ impl Shared {
         i64::from(self.owed[peer].fetch_add(cost, Relaxed)) + i64::from(cost) >= BUDGET / 2
     }
 
+    /// Whether anything is to be given back.
+    pub(crate) fn owes(&self, peer: usize) -> bool {
+        self.owed[peer].load(Relaxed) > 0
+    }
+
     /// What the next header to the peer gives back.
     pub(crate) fn take_owed(&self, peer: usize) -> u32 {
         match self.owed[peer].load(Relaxed) {
