@@ -1,13 +1,13 @@
 //! A plan with everything that the engine looks up while it runs it.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 
 use super::run::Run;
 use crate::{
-    plan::{Action, After, Buffer, Leaf, Plan, Span},
+    plan::{Action, After, Algorithm, Buffer, Leaf, Plan, Span},
     reduce::Repr,
 };
 
@@ -126,6 +126,16 @@ impl Prepared {
             spare: Mutex::new(None),
             plan,
         })
+    }
+
+    /// A plan without steps, which stands in where there is none.
+    pub(crate) fn nothing() -> Arc<Prepared> {
+        static NOTHING: LazyLock<Arc<Prepared>> = LazyLock::new(|| {
+            let plan =
+                Plan { algorithm: Algorithm::Direct, steps: Vec::new(), scratch: Vec::new(), chunk: 1 };
+            Prepared::new(plan, 0, false, |_| 1)
+        });
+        Arc::clone(&NOTHING)
     }
 
     /// How far a step may go, given how far the others are: `None` while it must not even start.

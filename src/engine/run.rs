@@ -158,7 +158,8 @@ impl Run {
         self.output = std::ptr::null_mut();
         self.reducer = None;
         self.early.clear();
-        let prepared = Arc::clone(&self.prepared);
+        // A spare run must not keep its own plan alive.
+        let prepared = std::mem::replace(&mut self.prepared, Prepared::nothing());
         *prepared.spare.lock() = Some(self);
         workspace
     }
