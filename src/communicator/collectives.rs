@@ -11,8 +11,8 @@ use crate::{
     reduce::{Element, Operation, Reducer},
 };
 
-/// Bytes of an all-reduce or broadcast that are in flight at a time, so that the memory for what is received is bounded.
-const ROUND: usize = 64 << 20;
+/// Bytes of an all-reduce or broadcast in one round. Blocking calls have one round in flight, so that the memory for what is received is bounded.
+const ROUND: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
 
 /// A collective on memory whose validity the caller vouches for.
 pub(super) struct Request<'a> {
@@ -333,27 +333,9 @@ impl Communicator {
         in_place: bool,
         reducer: Reducer<'_>,
     ) -> Result<()> {
-        let element = reducer.raw_size();
-        let most = round(element);
-        let mut begin = 0;
-        for index in 0.. {
-            let end = count.min(begin + most);
-            let call = Call { digest: index, ..reduction(CallKind::AllReduce, &reducer, count) };
-            let request = Request {
-                call,
-                collective: Collective::AllReduce { count: end - begin },
-                reducer: Some(reducer),
-                input: input.wrapping_add(begin * element),
-                output: output.wrapping_add(begin * element),
-                in_place,
-                element,
-            };
+        for request in Request::all_reduce(input, output, count, in_place, reducer) {
             // SAFETY: a part of what the caller vouches for.
             unsafe { self.run(request) }?;
-            begin = end;
-            if begin == count {
-                break;
-            }
         }
         Ok(())
     }
@@ -369,9 +351,9 @@ impl Communicator {
     ) -> Result<()> {
         self.world(root, "broadcast")?;
         let most = round(element);
-        let mut begin = 0;
+        let mut begin = 0_usize;
         for index in 0.. {
-            let end = count.min(begin + most);
+            let end = count.min(begin.saturating_add(most));
             // A root is below 2^32: every rank has a socket.
             let call =
                 Call { root: root as u32, digest: index, ..Call::new(CallKind::Broadcast, element, count) };
@@ -536,6 +518,35 @@ impl Communicator {
     }
 }
 
+impl<'a> Request<'a> {
+    /// The rounds of an all-reduce, one at least. The same on all ranks, however they make the call.
+    pub(super) fn all_reduce(
+        input: *const u8,
+        output: *mut u8,
+        count: usize,
+        in_place: bool,
+        reducer: Reducer<'a>,
+    ) -> impl Iterator<Item = Request<'a>> {
+        let element = reducer.raw_size();
+        let most = round(element);
+        (0..count.div_ceil(most).max(1)).map(move |index| {
+            let begin = index * most;
+            let end = count.min(begin.saturating_add(most));
+            // There are fewer than 2^32 rounds in any memory.
+            let call = Call { digest: index as u32, ..reduction(CallKind::AllReduce, &reducer, count) };
+            Request {
+                call,
+                collective: Collective::AllReduce { count: end - begin },
+                reducer: Some(reducer),
+                input: input.wrapping_add(begin * element),
+                output: output.wrapping_add(begin * element),
+                in_place,
+                element,
+            }
+        })
+    }
+}
+
 impl Request<'_> {
     /// A gather whose buffers are still to be named.
     pub(super) fn gather(call: Call, counts: Vec<usize>, element: usize) -> Request<'static> {
@@ -579,5 +590,5 @@ fn without_elements(collective: Collective) -> Collective {
 
 /// Elements in one round.
 fn round(element: usize) -> usize {
-    (ROUND / element.max(1)).max(1)
+    ROUND.checked_div(element).map_or(usize::MAX, |most| most.max(1))
 }

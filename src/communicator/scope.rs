@@ -6,14 +6,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
-use super::{
-    Communicator,
-    collectives::{Request, reduction},
-};
+use super::{Communicator, collectives::Request};
 use crate::{
-    engine::{OperationId, call::CallKind},
+    engine::OperationId,
     error::Result,
-    plan::Collective,
     reduce::{Element, Operation},
 };
 
@@ -87,6 +83,8 @@ pub struct Scope<'scope, 'env: 'scope> {
 #[must_use = "the scope's end waits for it, but then its result is lost"]
 pub struct Pending<'scope, T> {
     id: OperationId,
+    /// Parts of it that were started before.
+    earlier: Vec<OperationId>,
     comm: &'scope Communicator,
     open: &'scope RefCell<Vec<(OperationId, &'static str)>>,
     operation: &'static str,
@@ -170,21 +168,20 @@ impl<'scope> Scope<'scope, '_> {
         buffer: &'scope mut [T],
         operation: &'scope O,
     ) -> Result<Pending<'scope, ()>> {
-        let reducer = operation.reducer();
         let data: *mut u8 = buffer.as_mut_ptr().cast();
-        let request = Request {
-            call: reduction(CallKind::AllReduce, &reducer, buffer.len()),
-            collective: Collective::AllReduce { count: buffer.len() },
-            reducer: Some(reducer),
-            input: data.cast_const(),
-            output: data,
-            in_place: true,
-            element: size_of::<T>(),
-        };
-        // SAFETY: as in `recv`; the operation is borrowed as long.
-        let id = unsafe { self.comm.start(request) }?;
+        let mut rounds = Vec::new();
+        for request in Request::all_reduce(data, data, buffer.len(), true, operation.reducer()) {
+            // SAFETY: as in `recv`; the operation is borrowed as long. A round that was started is finished by the scope even
+            // if a later one cannot be.
+            let id = unsafe { self.comm.start(request) }?;
+            self.open.borrow_mut().push((id, "all_reduce"));
+            rounds.push(id);
+        }
+        let last = rounds.pop().expect("an all-reduce has a round at least");
         let finish = |comm: &Communicator, id| comm.engine().finish(id, "all_reduce").map(|_| ());
-        Ok(self.pending(id, "all_reduce", Box::new(finish)))
+        let finish = Box::new(finish);
+        let (comm, open) = (self.comm, &self.open);
+        Ok(Pending { id: last, earlier: rounds, comm, open, operation: "all_reduce", finish })
     }
 
     fn pending<T>(
@@ -194,7 +191,7 @@ impl<'scope> Scope<'scope, '_> {
         finish: Finish<T>,
     ) -> Pending<'scope, T> {
         self.open.borrow_mut().push((id, operation));
-        Pending { id, comm: self.comm, open: &self.open, operation, finish }
+        Pending { id, earlier: Vec::new(), comm: self.comm, open: &self.open, operation, finish }
     }
 }
 
@@ -204,8 +201,14 @@ impl<T> Pending<'_, T> {
     /// # Errors
     /// Those of the operation.
     pub fn wait(self) -> Result<T> {
-        self.open.borrow_mut().retain(|&(id, _)| id != self.id);
-        (self.finish)(self.comm, self.id)
+        let mut finished = Ok(());
+        for id in self.earlier {
+            self.open.borrow_mut().retain(|&(open, _)| open != id);
+            finished = finished.and(self.comm.engine().finish(id, self.operation).map(|_| ()));
+        }
+        self.open.borrow_mut().retain(|&(open, _)| open != self.id);
+        let last = (self.finish)(self.comm, self.id);
+        finished.and(last)
     }
 
     /// True if [`wait`](Pending::wait) would not wait. Also moves all operations of the group on.
@@ -213,6 +216,12 @@ impl<T> Pending<'_, T> {
     /// # Errors
     /// Those of a failed group.
     pub fn test(&self) -> Result<bool> {
-        self.comm.engine().test(self.id, self.operation)
+        let engine = self.comm.engine();
+        for &id in &self.earlier {
+            if !engine.test(id, self.operation)? {
+                return Ok(false);
+            }
+        }
+        engine.test(self.id, self.operation)
     }
 }
