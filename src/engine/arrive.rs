@@ -118,6 +118,16 @@ impl Core {
         let (waiting, rest) =
             std::mem::take(&mut self.limbo).into_iter().partition(|s| s.header.comm == comm);
         self.limbo = rest;
+        // What is landing for it right now is counted as if it had come later.
+        for peer in 0..self.incoming.len() {
+            if let Incoming::Store(header, _) = &self.incoming[peer]
+                && header.comm == comm
+            {
+                let header = *header;
+                self.take_credit(peer, &header, lines)?;
+                self.hold(&header, peer, lines)?;
+            }
+        }
         let waiting: Vec<Stored> = waiting;
         for stored in waiting {
             let peer = stored.peer;

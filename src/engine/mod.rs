@@ -15,6 +15,9 @@ mod numbers;
 mod prepare;
 mod run;
 mod shared;
+#[cfg(test)]
+mod tests;
+mod unwind;
 
 use std::{
     sync::Arc,
@@ -23,6 +26,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 
+#[cfg(test)]
+pub(crate) use self::shared::BUDGET;
 use self::{
     core::{Core, Entry, Group, Incoming, Operation, Stored, Table},
     health::{FAILED, Failure},
@@ -139,6 +144,12 @@ impl Engine {
         self.senders[peer].as_ref().map(Sender::kind)
     }
 
+    /// Whether something for a peer is in line.
+    #[cfg(test)]
+    pub(crate) fn is_pushing(&self, peer: usize) -> bool {
+        self.senders[peer].as_ref().is_some_and(Sender::pending)
+    }
+
     /// Makes a communicator known, whose number world rank `leader` brought along.
     pub(crate) fn register(&self, shared: Arc<Shared>, leader: usize) -> Result<()> {
         let mut core = self.core.lock();
@@ -180,6 +191,7 @@ impl Engine {
     /// what it writes, and the reducer's user function lives as long.
     pub(crate) unsafe fn collective(&self, comm: &Arc<Shared>, submission: Submission) -> Result<()> {
         let operation = submission.operation;
+        let _unwind = self.unwind(operation);
         let mut core = self.core.lock();
         // SAFETY: passed on; the operation is removed below before the call returns.
         let id = unsafe { self.submit_locked(&mut core, comm, submission) }?;
@@ -191,6 +203,7 @@ impl Engine {
     /// # Safety
     /// As [`Engine::collective`], until [`Engine::finish`] has returned.
     pub(crate) unsafe fn submit(&self, comm: &Arc<Shared>, submission: Submission) -> Result<OperationId> {
+        let _unwind = self.unwind(submission.operation);
         let mut core = self.core.lock();
         // SAFETY: passed on.
         unsafe { self.submit_locked(&mut core, comm, submission) }
@@ -202,6 +215,7 @@ impl Engine {
     /// `message.pointer` is valid for reads of `message.length` bytes during the call, and nobody writes there.
     pub(crate) unsafe fn send(&self, comm: &Arc<Shared>, message: Message) -> Result<()> {
         let operation = message.operation;
+        let _unwind = self.unwind(operation);
         if let Some(error) = self.health.error(operation) {
             return Err(error);
         }
@@ -252,6 +266,7 @@ impl Engine {
     /// As [`Engine::send`], until [`Engine::finish`] has returned.
     pub(crate) unsafe fn submit_send(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
         let Message { peer, tag, pointer, length, operation, timeouts } = message;
+        let _unwind = self.unwind(operation);
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
         let state = if peer == self.rank { SendState::Done } else { SendState::Queued };
@@ -287,6 +302,7 @@ impl Engine {
     /// touches that memory.
     pub(crate) unsafe fn submit_recv(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
         let Message { peer, tag, pointer, length, operation, timeouts } = message;
+        let _unwind = self.unwind(operation);
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
         let recv = RecvOperation {
@@ -305,11 +321,13 @@ impl Engine {
 
     /// Waits for an operation and removes it; for a receive, the bytes that the message had.
     pub(crate) fn finish(&self, id: OperationId, operation: &'static str) -> Result<u64> {
+        let _unwind = self.unwind(operation);
         self.finish_locked(self.core.lock(), id, operation)
     }
 
     /// True if an operation would be finished without waiting; moves things on if nobody else does.
     pub(crate) fn test(&self, id: OperationId, operation: &'static str) -> Result<bool> {
+        let _unwind = self.unwind(operation);
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
         if !core.driven && !core.table.finished(id) {

@@ -1,0 +1,137 @@
+//! The engine against peers that do what none should.
+
+use super::*;
+use crate::{bootstrap::watcher::Watcher, link::local};
+
+/// Rank 0 of a group of which nobody else is an engine: the other ends of its links.
+fn among(size: usize) -> (Engine, Vec<(Sender, Receiver)>) {
+    let waker = Arc::new(Waker::new().unwrap());
+    let (mut senders, mut receivers, mut peers) = (vec![None], vec![None], Vec::new());
+    for _ in 1..size {
+        let ((sender, receiver), peer) = local::pair(Arc::clone(&waker), Arc::new(Waker::new().unwrap()));
+        senders.push(Some(sender));
+        receivers.push(Some(receiver));
+        peers.push(peer);
+    }
+    let senders: Arc<[Option<Sender>]> = senders.into();
+    let health = Arc::new(Health::new(0, Arc::clone(&waker), Arc::clone(&senders)));
+    let control = Control::local(0, Arc::clone(&health) as Arc<dyn Watcher>, vec![None; size]);
+    let policy = Policy::new(1, 1);
+    let engine = Engine::new(Parts { rank: 0, epoch: 1, senders, receivers, health, waker, control, policy });
+    engine.register(Arc::new(Shared::new(0, size, (0..size).collect(), 0)), 0).unwrap();
+    (engine, peers)
+}
+
+pub(super) fn alone() -> Engine {
+    among(1).0
+}
+
+fn header(kind: MessageKind, sequence: u64, length: u64) -> Header {
+    Header {
+        kind,
+        epoch: 1,
+        comm: 0,
+        credit: 0,
+        sequence,
+        stream: 0,
+        flags: run::AHEAD,
+        signature: [0; 24],
+        length,
+    }
+}
+
+/// What becomes of a message of rank 1's.
+fn arrives(engine: &Engine, header: Header) -> Result<(), Failure> {
+    engine.core.lock().header(1, header, &engine.lines())
+}
+
+/// A collective in flight in which rank 1 sends `count` bytes, with room for them.
+fn receiving(engine: &Engine, count: usize, into: &mut [u8]) -> OperationId {
+    let action = crate::plan::Action::Recv { from: 1, into: span(count) };
+    let plan = crate::plan::Plan {
+        algorithm: crate::plan::Algorithm::Direct,
+        steps: vec![crate::plan::Step { action, after: Vec::new() }],
+        scratch: Vec::new(),
+        chunk: 1 << 10,
+    };
+    let submission = Submission {
+        prepared: Prepared::new(plan, engine.size, false, |_| 1),
+        signature: [0; 24],
+        operation: "broadcast",
+        raw_size: 1,
+        acc_size: 1,
+        reducer: None,
+        input: std::ptr::null(),
+        output: into.as_mut_ptr(),
+        timeouts: Timeouts::default(),
+    };
+    let shared = Arc::clone(&engine.core.lock().communicators[&0].shared);
+    // SAFETY: the buffer lives while the tests let anything arrive.
+    unsafe { engine.submit(&shared, submission) }.unwrap()
+}
+
+fn span(count: usize) -> crate::plan::Span {
+    let range = 0..count;
+    crate::plan::Span {
+        buffer: crate::plan::Buffer::Output,
+        repr: crate::reduce::Repr::Raw,
+        ranges: if count == 0 { Vec::new() } else { vec![range] },
+    }
+}
+
+#[test]
+fn extreme_numbers_in_headers_are_refused() {
+    for number in [u64::MAX, u64::MAX - 1, i64::MAX as u64, i64::MAX as u64 - 1, 1 << 63] {
+        let (engine, _peers) = among(2);
+        let mut buffer = [0; 10];
+        receiving(&engine, 10, &mut buffer);
+        assert!(arrives(&engine, header(MessageKind::Collective, 0, number)).is_err());
+        assert!(arrives(&engine, header(MessageKind::Eager, 0, number)).is_err());
+        assert!(arrives(&engine, header(MessageKind::Collective, 1, number)).is_err());
+        let (engine, _peers) = among(2);
+        assert!(arrives(&engine, header(MessageKind::Grant, number, 0)).is_ok());
+        assert!(arrives(&engine, header(MessageKind::Collective, number, 1)).is_ok());
+    }
+}
+
+#[test]
+fn a_stream_has_no_empty_messages_beyond_its_one() {
+    let (engine, _peers) = among(2);
+    let mut buffer = [0; 10];
+    receiving(&engine, 10, &mut buffer);
+    assert!(arrives(&engine, header(MessageKind::Collective, 0, 0)).is_err());
+
+    let (engine, _peers) = among(2);
+    let id = receiving(&engine, 0, &mut buffer);
+    let place = |engine: &Engine| engine.core.lock().table.run(id).unwrap().accept(1, 0, 0).map(|_| ());
+    assert!(place(&engine).is_ok());
+    assert!(place(&engine).is_err());
+}
+
+#[test]
+fn who_has_entered_a_call_has_entered_those_before() {
+    let (engine, _peers) = among(2);
+    for sequence in [2, 1, 5] {
+        assert!(arrives(&engine, header(MessageKind::Grant, sequence, 0)).is_ok());
+    }
+    assert_eq!(engine.core.lock().communicators[&0].entered, [0, 6]);
+}
+
+#[test]
+fn an_old_number_for_a_new_communicator_is_refused() {
+    let (engine, _peers) = among(2);
+    let shared = Shared::new(0, 2, Box::new([1, 0]), 0);
+    assert!(matches!(engine.register(Arc::new(shared), 1), Err(Error::Protocol { peer: 1, .. })));
+}
+
+#[test]
+fn what_is_landing_when_its_communicator_is_made_is_counted() {
+    let (engine, _peers) = among(2);
+    let comm = Numbers::new(2, 1).begin_split().unwrap();
+    let head = Header { comm, ..header(MessageKind::Eager, 0, 100) };
+    assert!(arrives(&engine, head).is_ok());
+    engine.register(Arc::new(Shared::new(comm, 2, Box::new([1, 0]), 0)), 1).unwrap();
+    assert_eq!(engine.core.lock().communicators[&comm].held, [0, 164]);
+    assert!(engine.core.lock().payload(1, &engine.lines()).is_ok());
+    assert_eq!(engine.core.lock().communicators[&comm].inbox[1].len(), 1);
+}
