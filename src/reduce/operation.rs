@@ -62,6 +62,8 @@ pub struct BitXor;
 /// Every rank must pass a function that computes the same; this is the one thing about a call that ranks cannot
 /// check of each other.
 ///
+/// The function must not call a communicator of the group it is used in: the group is locked while it runs.
+///
 /// ```
 /// use raccl::{Custom, reduce_local};
 ///
