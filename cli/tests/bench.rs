@@ -67,7 +67,8 @@ fn every_operation_is_verified_and_has_its_sizes() {
             let time = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("no {name} in {line}"));
             assert!(0.0 < time("batch_min_us") && time("batch_min_us") <= time("batch_median_us"), "{line}");
             assert!(time("p50_us") <= time("p99_us") && time("p99_us") <= time("max_us"), "{line}");
-            assert!(time("algbw_gbs") >= time("busbw_gbs") * 0.7, "{line}");
+            // Both are rounded to a megabyte a second, which is much for small sizes on a busy machine.
+            assert!(time("algbw_gbs") + 0.002 >= time("busbw_gbs") * 0.7, "{line}");
             assert!(line["links"].as_array().is_some_and(|links| !links.is_empty()), "{line}");
             assert!(line["algorithm"].is_string() && line["reduce"].is_string(), "{line}");
         }
