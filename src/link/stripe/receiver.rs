@@ -24,7 +24,8 @@ pub(crate) struct Receiver<L> {
     lanes: Vec<Lane<L>>,
     split: Split,
     inbox: Inbox,
-    /// The last read on lane 0 found less than there was room for: the next poll need not ask again.
+    /// The last read on lane 0 found less than there was room for: the next poll need not ask again. Only where asking is a
+    /// system call, and where a thread that sleeps on the lane's descriptor is told all the same.
     dry: bool,
     /// Where unwanted bytes go; empty until there are some.
     scratch: Vec<u8>,
@@ -169,7 +170,7 @@ impl<L: Inlet> Receiver<L> {
                 Read::End => return Err(cut_short("the stream ended inside a header")),
                 Read::Bytes(bytes) => {
                     self.inbox.filled(bytes);
-                    self.dry = bytes < piece.iov_len;
+                    self.dry = bytes < piece.iov_len && self.lanes[0].inlet.fd().is_some();
                     self.lanes[0].read += bytes as u64;
                     self.moved += bytes as u64;
                 }
@@ -224,13 +225,11 @@ impl<L: Inlet> Receiver<L> {
             pieces[0] = IoVec { iov_base: self.to.wrapping_add(lane.at as usize).cast(), iov_len: length };
             count = 1;
         }
-        let mut read_ahead = false;
         if kept == rest && index == 0 {
             if kept < LARGEST_TRANSFER as u64 {
                 let most = if kept as usize >= BULK { HEADER_BYTES } else { L::READ_AHEAD };
                 pieces[count] = self.inbox.room(most);
                 count += 1;
-                read_ahead = true;
             }
         } else if kept < rest && kept < LARGEST_TRANSFER as u64 {
             self.scratch.resize(SCRATCH, 0);
@@ -250,11 +249,9 @@ impl<L: Inlet> Receiver<L> {
                 let landed = (bytes as u64).min(rest);
                 lane.at += landed;
                 if index == 0 {
-                    self.dry = bytes < room;
+                    self.dry = bytes < room && lane.inlet.fd().is_some();
                 }
-                if read_ahead {
-                    self.inbox.filled(bytes - landed as usize);
-                }
+                self.inbox.filled(bytes - landed as usize);
             }
         }
         Ok(())

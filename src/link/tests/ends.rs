@@ -272,6 +272,20 @@ fn a_local_sender_that_waits_for_room_is_woken() {
     wakers[0].finish();
 }
 
+/// Who sleeps on a waker looks once after `prepare`; unlike a socket, nothing tells it later what it overlooked.
+#[test]
+fn one_look_at_a_local_link_finds_what_is_there() {
+    let ((sender, _r), (_s, mut receiver)) = over_memory();
+    for n in 0..3 {
+        send(&sender, &header(n, 100), vec![4; 100]).unwrap();
+        assert_eq!(receiver.poll().unwrap(), Arrival::Header(header(n, 100)));
+        let mut landed = [0; 100];
+        // SAFETY: `landed` lives until the payload is complete.
+        unsafe { receiver.land(landed.as_mut_ptr(), landed.len()) };
+        assert_eq!(receiver.poll().unwrap(), Arrival::Payload);
+    }
+}
+
 #[test]
 fn no_system_call_moves_two_gigabytes() {
     let length = 5 << 30;
