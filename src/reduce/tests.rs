@@ -7,7 +7,10 @@ use num_complex::Complex;
 use proptest::prelude::*;
 
 use super::dispatch::Level;
-use super::{DType, ReduceOp, Reducer, Repr, Source};
+use super::{
+    Avg, BitAnd, BitOr, BitXor, Custom, DType, Max, Min, Number, Operation, Prod, ReduceOp, Reducer, Repr,
+    Source, Sum, reduce_local,
+};
 
 /// A number as the oracle computes with it.
 #[derive(Clone, Copy, Debug)]
@@ -481,4 +484,135 @@ fn pairs_without_meaning_have_no_kernel() {
         }
         assert!(Reducer::builtin(dtype, ReduceOp::Custom).is_none());
     }
+}
+
+/// Runs a fold of one source on one level.
+fn converted(level: Level, dtype: DType, from: Repr, to: Repr, input: &[u8], count: usize) -> Vec<u8> {
+    // Only a product is never divided, so that a fold of one is nothing but its conversions.
+    let reducer = Reducer::builtin_at(level, dtype, ReduceOp::Prod).unwrap();
+    let mut output = vec![0; count * reducer.size(to)];
+    assert_eq!(input.len(), count * reducer.size(from));
+    let source = Source { ptr: input.as_ptr(), repr: from };
+    // SAFETY: input and output hold `count` elements of their representation.
+    unsafe { reducer.fold(&[source], output.as_mut_ptr(), to, None, count) };
+    output
+}
+
+#[test]
+fn every_half_is_widened_exactly() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    for level in Level::available() {
+        for dtype in [DType::F16, DType::Bf16] {
+            let input = bytemuck::cast_slice(&halves);
+            let output = converted(level, dtype, Repr::Raw, Repr::Acc, input, halves.len());
+            for (half, wide) in halves.iter().zip(output.chunks(4)) {
+                let expected = read(dtype, Repr::Raw, &half.to_ne_bytes());
+                assert!(
+                    is(dtype, Repr::Acc, wide, expected),
+                    "{half:#06x} of {dtype} on {level:?}: {wide:x?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_half_and_what_lies_around_it_is_rounded_to_nearest_even() {
+    // Below, at and above each half and each middle between two, for the 16 bits that bf16 cuts off and the 13 that
+    // f16 does; among them every quiet NaN and signalling ones whose tail alone makes them NaN.
+    let tails =
+        [0_u32, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff];
+    for tail in tails {
+        let wide: Vec<f32> =
+            (0..=u32::from(u16::MAX)).map(|head| f32::from_bits(head << 16 | tail)).collect();
+        for level in Level::available() {
+            for dtype in [DType::F16, DType::Bf16] {
+                let input = bytemuck::cast_slice(&wide);
+                let output = converted(level, dtype, Repr::Acc, Repr::Raw, input, wide.len());
+                for (wide, half) in wide.iter().zip(output.chunks(2)) {
+                    let right = is(dtype, Repr::Raw, half, Value::Single(*wide));
+                    assert!(right, "{:#010x} to {dtype} on {level:?}: {half:x?}", wide.to_bits());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_classes_of_numbers_are_those_that_have_kernels() {
+    fn has<T: Number>(operations: &[&dyn Operation<T>]) {
+        let typed: Vec<ReduceOp> = operations.iter().map(|operation| operation.reducer().op()).collect();
+        for op in ReduceOp::BUILTIN {
+            let builtin = Reducer::builtin(T::DTYPE, op).is_some();
+            assert_eq!(typed.contains(&op), builtin, "{op} of {}", T::DTYPE);
+        }
+        for operation in operations {
+            assert_eq!(operation.reducer().dtype_code(), T::DTYPE.code());
+            assert_eq!(operation.reducer().raw_size(), size_of::<T>());
+        }
+    }
+    macro_rules! integers {
+        ($($type:ty),*) => { $(has::<$type>(&[&Sum, &Prod, &Min, &Max, &BitAnd, &BitOr, &BitXor]);)* };
+    }
+    integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+    has::<f16>(&[&Sum, &Prod, &Min, &Max, &Avg]);
+    has::<bf16>(&[&Sum, &Prod, &Min, &Max, &Avg]);
+    has::<f32>(&[&Sum, &Prod, &Min, &Max, &Avg]);
+    has::<f64>(&[&Sum, &Prod, &Min, &Max, &Avg]);
+    has::<Complex<f32>>(&[&Sum, &Prod, &Avg]);
+    has::<Complex<f64>>(&[&Sum, &Prod, &Avg]);
+}
+
+#[test]
+fn functions_are_applied_in_rank_order_at_any_alignment_and_in_place() {
+    // Joins two runs of numbered ranks; anything but neighbours in order makes a run that is no run.
+    type Run = [u8; 3];
+    const BROKEN: Run = [255; 3];
+    let join = Custom::new(|left: &Run, right: &Run| {
+        if left[2] + 1 == right[1] && left[0] == right[0] { [left[0], left[1], right[2]] } else { BROKEN }
+    });
+    for n in 1..=20_u8 {
+        let count = 5;
+        let inputs: Vec<Vec<u8>> =
+            (0..n).map(|rank| (0..count).flat_map(|element| [element, rank, rank]).collect()).collect();
+        for in_place in 0..n {
+            let mut output = [&[0], inputs[usize::from(in_place)].as_slice()].concat();
+            let into = output[1..].as_mut_ptr();
+            let sources: Vec<Source> = (0..n)
+                .map(|rank| {
+                    Source::raw(if rank == in_place { into } else { inputs[usize::from(rank)].as_ptr() })
+                })
+                .collect();
+            let reducer = Operation::<Run>::reducer(&join);
+            // SAFETY: every source holds `count` elements; the one that overlaps the destination is the destination.
+            unsafe { reducer.fold(&sources, into, Repr::Raw, None, count.into()) };
+            let expected: Vec<u8> = (0..count).flat_map(|element| [element, 0, n - 1]).collect();
+            assert_eq!(output[1..], expected, "{n} sources, in place of {in_place}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_a_function_reaches_the_caller() {
+    let fussy = Custom::new(|left: &u32, right: &u32| {
+        if left != right {
+            panic!("they differ");
+        }
+        *left
+    });
+    let caught = std::panic::catch_unwind(|| reduce_local(fussy, &[&[1, 2], &[1, 3]], &mut [0; 2]));
+    assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"they differ"));
+}
+
+#[test]
+#[should_panic(expected = "input 1 of reduce_local has 3 elements, the output 2")]
+fn inputs_of_another_length_are_refused() {
+    reduce_local(Sum, &[&[1, 2], &[1, 2, 3]], &mut [0; 2]);
+}
+
+#[test]
+fn the_average_of_one_rank_is_its_value() {
+    let mut output = [0.0; 3];
+    reduce_local(Avg, &[&[0.1, -0.0, f64::MAX]], &mut output);
+    assert_eq!(output.map(f64::to_bits), [0.1, -0.0, f64::MAX].map(f64::to_bits));
 }
