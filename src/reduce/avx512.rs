@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::Format;
+use super::formats::{Buffer, Format};
 use super::job::Job;
 use super::registers;
 use super::vector::{Lanewise, Vector};
@@ -152,6 +152,40 @@ unsafe impl Vector for __m512 {
         let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         [_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd)]
     }
+
+    // By masks: what is written in small pieces cannot be read back as a whole before it has reached the cache.
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn fill(buffer: &mut Buffer, from: *const u8, bytes: usize) {
+        for (line, out) in buffer.0.chunks_exact_mut(LINE).enumerate() {
+            let from = from.wrapping_add(line * LINE).cast();
+            // SAFETY: of the line, only bytes that the caller promises are read.
+            let value = unsafe { _mm512_maskz_loadu_epi8(first(bytes.saturating_sub(line * LINE)), from) };
+            // SAFETY: a line of the buffer.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), value) }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn drain(buffer: &Buffer, to: *mut u8, bytes: usize) {
+        for (line, value) in buffer.0.chunks_exact(LINE).enumerate() {
+            let to = to.wrapping_add(line * LINE).cast();
+            // SAFETY: a line of the buffer.
+            let value = unsafe { _mm512_loadu_si512(value.as_ptr().cast()) };
+            // SAFETY: of the line, only bytes that the caller promises are written.
+            unsafe { _mm512_mask_storeu_epi8(to, first(bytes.saturating_sub(line * LINE)), value) }
+        }
+    }
+}
+
+/// Bytes of a vector.
+const LINE: usize = 64;
+
+/// The mask of the first lanes, of all if there are fewer.
+fn first(lanes: usize) -> __mmask64 {
+    if lanes < LINE { (1 << lanes) - 1 } else { !0 }
 }
 
 /// Rounds to nearest even. The instruction keeps denormals whatever the mode of the processor.

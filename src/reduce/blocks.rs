@@ -50,6 +50,9 @@ pub(super) struct HalfLoops {
 /// Bytes of a block of values.
 const BLOCK: usize = 4096;
 
+/// Bytes of a block on its way past the cache: reads and such writes go side by side only where they alternate often.
+const STREAM_BLOCK: usize = 512;
+
 /// Carries out a job.
 ///
 /// # Safety
@@ -58,8 +61,9 @@ const BLOCK: usize = 4096;
 /// instruction set that they were compiled for.
 pub(super) unsafe fn run(loops: &Loops, job: &Job<'_>) {
     let fold = Fold { loops, job, tree: Tree::over(job.sources.len()) };
-    for at in job.range.clone().step_by(BLOCK / loops.size) {
-        let count = (BLOCK / loops.size).min(job.range.end - at);
+    let block = if job.stream { STREAM_BLOCK } else { BLOCK } / loops.size;
+    for at in job.range.clone().step_by(block) {
+        let count = block.min(job.range.end - at);
         // SAFETY: the caller's promises are the same ones; the block is inside the job.
         unsafe { fold.block(at, count) };
     }

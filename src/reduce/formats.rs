@@ -54,7 +54,7 @@ pub(super) unsafe trait Format {
     unsafe fn load_first(from: *const u8, lanes: usize) -> Self::Register {
         let mut buffer = Buffer::zeroed::<Self>();
         // SAFETY: readable by the caller's promise; the buffer has room for `LANES` elements and is our own.
-        unsafe { from.copy_to_nonoverlapping(buffer.0.as_mut_ptr(), lanes * Self::SIZE) };
+        unsafe { Self::Vector::fill(&mut buffer, from, lanes * Self::SIZE) };
         // SAFETY: `LANES` elements are in the buffer.
         unsafe { Self::load(buffer.0.as_ptr()) }
     }
@@ -70,7 +70,7 @@ pub(super) unsafe trait Format {
         // SAFETY: the buffer has room for `LANES` elements.
         unsafe { Self::store(value, buffer.0.as_mut_ptr()) };
         // SAFETY: writable by the caller's promise; the buffer holds `LANES` elements and is our own.
-        unsafe { to.copy_from_nonoverlapping(buffer.0.as_ptr(), lanes * Self::SIZE) }
+        unsafe { Self::Vector::drain(&buffer, to, lanes * Self::SIZE) }
     }
 }
 
@@ -230,12 +230,14 @@ unsafe impl<V: Vector> Format for Bf16Sums<V> {
 
 /// Room for one register of any format.
 #[repr(align(64))]
-struct Buffer([u8; 128]);
+pub(super) struct Buffer(pub(super) [u8; Self::SIZE]);
 
 impl Buffer {
+    pub(super) const SIZE: usize = 128;
+
     #[inline(always)]
     fn zeroed<F: Format + ?Sized>() -> Self {
-        const { assert!(F::LANES * F::SIZE <= 128, "a register of this format is too large") };
-        Self([0; 128])
+        const { assert!(F::LANES * F::SIZE <= Self::SIZE, "a register of this format is too large") };
+        Self([0; Self::SIZE])
     }
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::arithmetic::{Add, Maximum, Minimum, Multiply};
-use super::formats::Format;
+use super::formats::{Buffer, Format};
 use super::job::Job;
 
 /// A vector register of f32.
@@ -124,6 +124,28 @@ pub(super) unsafe trait Vector: Copy {
     ///
     /// The processor has the instruction set.
     unsafe fn gather(pair: [Self; 2]) -> [Self; 2];
+
+    /// Loads the first bytes of a buffer.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` are readable and not more than the buffer has, and the processor has the instruction set.
+    #[inline(always)]
+    unsafe fn fill(buffer: &mut Buffer, from: *const u8, bytes: usize) {
+        // SAFETY: readable by the caller's promise; the buffer is large enough and our own.
+        unsafe { from.copy_to_nonoverlapping(buffer.0.as_mut_ptr(), bytes) }
+    }
+
+    /// Stores the first bytes of a buffer.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` are writable and not more than the buffer has, and the processor has the instruction set.
+    #[inline(always)]
+    unsafe fn drain(buffer: &Buffer, to: *mut u8, bytes: usize) {
+        // SAFETY: writable by the caller's promise; the buffer is large enough and our own.
+        unsafe { to.copy_from_nonoverlapping(buffer.0.as_ptr(), bytes) }
+    }
 }
 
 /// An operation on vectors, lane by lane.
