@@ -27,6 +27,9 @@ pub(crate) struct Receiver<L> {
     /// The last read on lane 0 found less than there was room for: the next poll need not ask again. Only where asking is a
     /// system call, and where a thread that sleeps on the lane's descriptor is told all the same.
     dry: bool,
+    /// The last payload was so large that reading ahead of the next would copy more than it saves. Messages of a size come in
+    /// rows, so this guesses well; a wrong guess costs a read or a copy.
+    bulk: bool,
     /// Where unwanted bytes go; empty until there are some.
     scratch: Vec<u8>,
     state: State,
@@ -67,6 +70,7 @@ impl<L: Inlet> Receiver<L> {
             split,
             inbox: Inbox::new(L::READ_AHEAD),
             dry: false,
+            bulk: false,
             scratch: Vec::new(),
             state: State::Between,
             to: std::ptr::null_mut(),
@@ -162,7 +166,7 @@ impl<L: Inlet> Receiver<L> {
             if std::mem::take(&mut self.dry) {
                 return Ok(Arrival::Nothing);
             }
-            let piece = self.inbox.room(L::READ_AHEAD);
+            let piece = self.inbox.room(if self.bulk { HEADER_BYTES } else { L::READ_AHEAD });
             // SAFETY: the piece is the inbox's free memory.
             match unsafe { self.lanes[0].inlet.read(&[piece]) }? {
                 Read::Empty => return Ok(Arrival::Nothing),
@@ -178,6 +182,7 @@ impl<L: Inlet> Receiver<L> {
         }
         let Some(encoded) = self.inbox.take_header() else { return Ok(Arrival::Nothing) };
         let header = Header::decode(&encoded).map_err(LinkError::Protocol)?;
+        self.bulk = header.length >= L::READ_AHEAD as u64;
         if header.length > 0 {
             self.state = State::Announced { length: header.length };
         }
