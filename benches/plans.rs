@@ -50,7 +50,7 @@ fn making(criterion: &mut Criterion) {
 
 fn choosing(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("choose");
-    let tuning = Tuning::thunderbolt(Cabling::Mesh);
+    let tuning = Tuning::thunderbolt(Cabling::Mesh, 1);
     for size in [2, 8, 64] {
         for (name, collective) in [
             ("all_reduce", Collective::AllReduce { count: 1_000_003 }),

@@ -47,6 +47,7 @@ mod link;
 mod os;
 mod plan;
 mod reduce;
+mod topology;
 
 pub use communicator::{
     ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
@@ -59,6 +60,7 @@ pub use reduce::{
     Avg, BitAnd, BitOr, BitXor, Custom, DType, Element, Fractional, Integer, Max, Min, Number, Operation,
     Ordered, ParseDTypeError, ParseReduceOpError, Prod, ReduceOp, Reducer, Sum, reduce_local,
 };
+pub use topology::CableLayout;
 
 /// The examples of the README are compiled.
 #[cfg(doctest)]

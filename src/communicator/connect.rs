@@ -13,7 +13,8 @@ use crate::{
     error::{Cause, Error, Result},
     link::{LinkKind, Receiver, Sender, tcp},
     os::{self, Waker},
-    plan::{OverrideError, Overrides, Tuning},
+    plan::{OverrideError, Overrides},
+    topology::{Topology, without_cable},
 };
 
 /// What rank 0 settles for all.
@@ -42,11 +43,13 @@ impl Config {
         check_link(rank, resolved.link)?;
         check_unused(&resolved)?;
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
-        let wishes = Wishes { cores: os::available_cores(), overrides: overrides(&resolved)? };
+        let wishes =
+            Wishes { cores: os::available_cores(), overrides: overrides(resolved.overrides.as_deref())? };
         if size == 1 {
             return alone(wishes, timeouts);
         }
         let sockets = resolved.sockets.unwrap_or(1);
+        let choice = resolved.link;
         let blob =
             serde_json::to_vec(&wishes).map_err(|source| system(rank, "encoding the settings", source))?;
         let published = resolved.published;
@@ -81,11 +84,16 @@ impl Config {
             reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
             source: Some(Cause::new(source)),
         })?;
-        connect_links(joined, wishes, timeouts)
+        connect_links(joined, choice, wishes, timeouts)
     }
 }
 
-fn connect_links(joined: Joined, wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
+fn connect_links(
+    joined: Joined,
+    choice: LinkChoice,
+    wishes: Wishes,
+    timeouts: Timeouts,
+) -> Result<Communicator> {
     let Joined { rank, epoch, hosts, data, control, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
@@ -104,16 +112,12 @@ fn connect_links(joined: Joined, wishes: Wishes, timeouts: Timeouts) -> Result<C
     let waker = Arc::new(Waker::new().map_err(|source| system(rank, "making a waker", source))?);
     let health = Arc::new(Health::new(rank, Arc::clone(&waker), Arc::clone(&senders)));
     let control = Control::start(control, rank, Arc::clone(&health) as Arc<dyn Watcher>)?;
-    let tuning = if hosts.iter().all(|&host| host == hosts[0]) {
-        Tuning::tcp_on_one_machine(hosts.len(), wishes.cores)
-    } else {
-        Tuning::tcp_between_machines()
-    };
-    let tuning = Tuning { overrides: wishes.overrides, ..tuning };
+    let (near, far) = without_cable(choice);
+    let topology = Topology::new(&hosts, near, far, wishes.cores, wishes.overrides);
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, os::available_cores());
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
-    assemble(parts, Arc::new(tuning), timeouts)
+    assemble(parts, Arc::new(topology), timeouts)
 }
 
 fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
@@ -131,8 +135,8 @@ fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
         control,
         policy: Policy::new(1, wishes.cores),
     };
-    let tuning = Tuning { overrides: wishes.overrides, ..Tuning::threads(1, wishes.cores) };
-    assemble(parts, Arc::new(tuning), timeouts)
+    let topology = Topology::new(&[()], LinkKind::Local, LinkKind::Local, wishes.cores, wishes.overrides);
+    assemble(parts, Arc::new(topology), timeouts)
 }
 
 /// Refuses link kinds that this machine or version does not have.
@@ -178,11 +182,11 @@ fn check_unused(resolved: &Resolved) -> Result<()> {
     Ok(())
 }
 
-fn overrides(resolved: &Resolved) -> Result<Overrides> {
-    let Some(text) = &resolved.overrides else { return Ok(Overrides::default()) };
+fn overrides(text: Option<&str>) -> Result<Overrides> {
+    let Some(text) = text else { return Ok(Overrides::default()) };
     text.parse().map_err(|source: OverrideError| Error::Config {
         what: "RACCL_ALGORITHM or Config::algorithm".to_owned(),
-        value: text.clone(),
+        value: text.to_owned(),
         reason: "it is no list of algorithms such as all_reduce:0-32k=one_shot,32k-=two_shot".to_owned(),
         source: Some(Cause::new(source)),
     })

@@ -7,6 +7,7 @@ use super::Communicator;
 use crate::{
     link::LinkKind,
     plan::{self, Algorithm, Shape},
+    topology::CableLayout,
 };
 
 /// A collective operation, to ask [`Communicator::explain`] about.
@@ -46,6 +47,12 @@ pub struct Explanation {
     pub candidates: Vec<(Algorithm, Duration)>,
     /// The link to each rank, `None` for this one.
     pub links: Vec<Option<LinkKind>>,
+    /// How many cables of its own this rank has to each rank; 0 for itself and where the link is of another kind.
+    pub cables: Vec<usize>,
+    /// The shape that the cables between all ranks make, which decides which algorithms can run over them alone.
+    pub layout: CableLayout,
+    /// Why the layout is that, in words.
+    pub layout_reason: String,
 }
 
 impl Communicator {
@@ -82,6 +89,7 @@ impl Communicator {
             acc_size: ELEMENT,
             ordered: false,
         };
+        let (members, topology) = (&*self.inner.shared.members, self.inner.planner.topology());
         let explained = plan::explain(&shape, self.inner.planner.tuning());
         Explanation {
             operation,
@@ -90,7 +98,10 @@ impl Communicator {
             algorithm: explained.choice.algorithm,
             reason: explained.choice.reason.to_string(),
             candidates: explained.candidates.iter().map(|c| (c.algorithm, c.predicted)).collect(),
-            links: self.inner.shared.members.iter().map(|&member| self.engine().link(member)).collect(),
+            links: members.iter().map(|&member| self.engine().link(member)).collect(),
+            cables: members.iter().map(|&member| topology.cables(self.engine().rank, member)).collect(),
+            layout: topology.layout(members),
+            layout_reason: topology.why(members),
         }
     }
 }
@@ -103,10 +114,15 @@ impl fmt::Display for Explanation {
             let mark = if candidate == algorithm { '*' } else { ' ' };
             writeln!(f, "  {mark} {candidate:<20} predicted {:.1} us", predicted.as_nanos() as f64 / 1e3)?;
         }
+        writeln!(f, "  cables: {} ({})", self.layout, self.layout_reason)?;
         write!(f, "  links:")?;
         for (rank, link) in self.links.iter().enumerate() {
             match link {
-                Some(link) => write!(f, " {rank}={link}")?,
+                Some(link) => match self.cables.get(rank) {
+                    None | Some(0) => write!(f, " {rank}={link}")?,
+                    Some(1) => write!(f, " {rank}={link} (1 cable)")?,
+                    Some(cables) => write!(f, " {rank}={link} ({cables} cables)")?,
+                },
                 None => write!(f, " {rank}=self")?,
             }
         }

@@ -7,14 +7,16 @@ use super::{Communicator, planner::Planner};
 use crate::{
     engine::{Engine, Parts, Shared, Timeouts},
     error::Result,
-    plan::Tuning,
+    topology::Topology,
 };
 
 /// Starts an engine and makes the communicator of all its ranks.
-pub(super) fn assemble(parts: Parts, tuning: Arc<Tuning>, timeouts: Timeouts) -> Result<Communicator> {
+pub(super) fn assemble(parts: Parts, topology: Arc<Topology>, timeouts: Timeouts) -> Result<Communicator> {
     let (rank, size) = (parts.rank, parts.senders.len());
     let engine = Arc::new(Engine::new(parts));
-    let shared = Arc::new(Shared::new(0, size, (0..size).collect(), rank));
+    let members: Box<[usize]> = (0..size).collect();
+    let planner = Planner::new(topology, &members);
+    let shared = Arc::new(Shared::new(0, size, members, rank));
     engine.register(Arc::clone(&shared), 0)?;
-    Ok(Communicator::new(engine, shared, Planner::new(tuning), timeouts))
+    Ok(Communicator::new(engine, shared, planner, timeouts))
 }

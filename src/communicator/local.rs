@@ -11,9 +11,10 @@ use crate::{
     bootstrap::{control::Control, watcher::Watcher},
     engine::{Health, Timeouts},
     error::{Error, Result},
-    link::{self, Receiver, Sender},
+    link::{self, LinkKind, Receiver, Sender},
     os::{self, Waker},
-    plan::Tuning,
+    plan::Overrides,
+    topology::Topology,
 };
 
 /// Makes a group of `size` ranks in this process, joined by links in memory, one communicator for each of `size` threads.
@@ -46,18 +47,27 @@ pub fn local_group(size: usize) -> Result<Vec<Communicator>> {
         let reason = format!("a local group has 1 to {MOST} ranks, not {size}");
         return Err(Error::InvalidArgument { operation: "local_group", rank: 0, reason });
     }
-    threads(size, |low, high| Ok(link::local::pair(Arc::clone(low), Arc::clone(high))))
+    let topology = Topology::new(
+        &vec![(); size],
+        LinkKind::Local,
+        LinkKind::Local,
+        os::available_cores(),
+        Overrides::default(),
+    );
+    threads(topology, |low, high| Ok(link::local::pair(Arc::clone(low), Arc::clone(high))))
 }
 
 /// The two ends of a link.
 type Ends = ((Sender, Receiver), (Sender, Receiver));
 
-/// Makes a group in this process over links of any kind.
-fn threads(
-    size: usize,
+/// Makes a group in this process over links of any kind, with plans for a topology.
+pub(super) fn threads(
+    topology: Topology,
     mut link: impl FnMut(&Arc<Waker>, &Arc<Waker>) -> io::Result<Ends>,
 ) -> Result<Vec<Communicator>> {
     let system = |what, rank, source: io::Error| Error::System { what, rank, source: source.into() };
+    let size = topology.size();
+    let topology = Arc::new(topology);
     let mut wakers = Vec::new();
     for rank in 0..size {
         wakers.push(Arc::new(Waker::new().map_err(|source| system("making a waker", rank, source))?));
@@ -79,7 +89,6 @@ fn threads(
     let healths: Vec<Arc<Health>> = (0..size)
         .map(|rank| Arc::new(Health::new(rank, Arc::clone(&wakers[rank]), Arc::clone(&senders[rank]))))
         .collect();
-    let tuning = Arc::new(Tuning::threads(size, os::available_cores()));
     let ranks = receivers.into_iter().enumerate().map(|(rank, receivers)| {
         let watcher = |peer: usize| {
             let watcher: Arc<dyn Watcher> = Arc::clone(&healths[peer]) as Arc<dyn Watcher>;
@@ -98,7 +107,7 @@ fn threads(
             control,
             policy: crate::engine::Policy::new(size, os::available_cores()),
         };
-        assemble(parts, Arc::clone(&tuning), Timeouts::default())
+        assemble(parts, Arc::clone(&topology), Timeouts::default())
     });
     ranks.collect()
 }

@@ -9,6 +9,7 @@ use crate::{
     engine::Prepared,
     plan::{self, Collective, Plan, Shape, Tuning},
     reduce::Repr,
+    topology::Topology,
 };
 
 /// Plans kept at a time. A program that makes more different calls in turn plans them anew, which takes microseconds.
@@ -16,7 +17,9 @@ const KEPT: usize = 256;
 
 /// Chooses plans by what the group agreed on, and keeps those it has made.
 pub(super) struct Planner {
-    tuning: Arc<Tuning>,
+    topology: Arc<Topology>,
+    /// For the ranks of this communicator.
+    tuning: Tuning,
     kept: Mutex<Kept>,
 }
 
@@ -27,13 +30,15 @@ struct Kept {
 }
 
 impl Planner {
-    pub(super) fn new(tuning: Arc<Tuning>) -> Planner {
-        Planner { tuning, kept: Mutex::default() }
+    /// A planner for a communicator of these ranks of the group, in its order.
+    pub(super) fn new(topology: Arc<Topology>, members: &[usize]) -> Planner {
+        let tuning = topology.tuning(members);
+        Planner { topology, tuning, kept: Mutex::default() }
     }
 
-    /// A planner for another communicator of the same group.
-    pub(super) fn sibling(&self) -> Planner {
-        Planner::new(Arc::clone(&self.tuning))
+    /// A planner for another communicator of the same group. Its ranks may be cabled in another way than this one's.
+    pub(super) fn sibling(&self, members: &[usize]) -> Planner {
+        Planner::new(Arc::clone(&self.topology), members)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -73,7 +78,12 @@ impl Planner {
         prepared
     }
 
-    /// What the group chooses by.
+    /// How the ranks of the group are joined.
+    pub(super) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// What this communicator chooses by.
     pub(super) fn tuning(&self) -> &Tuning {
         &self.tuning
     }

@@ -46,10 +46,11 @@ impl Communicator {
         let leader = self.inner.shared.members[leader];
         members.sort_by_key(|&rank| (wishes[rank][2].cast_signed(), rank));
         let members: Box<[usize]> = members.into_iter().map(|rank| self.inner.shared.members[rank]).collect();
+        let planner = self.inner.planner.sibling(&members);
         let shared = Arc::new(Shared::new(id, engine.size, members, engine.rank));
         engine.register(Arc::clone(&shared), leader)?;
         let engine = Arc::clone(&self.inner.engine);
-        Ok(Some(Communicator::new(engine, shared, self.inner.planner.sibling(), self.timeouts)))
+        Ok(Some(Communicator::new(engine, shared, planner, self.timeouts)))
     }
 
     /// A communicator of the same ranks whose calls and messages are separate from this one's: what a library uses that is

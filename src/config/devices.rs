@@ -96,6 +96,21 @@ impl DeviceMatrix {
         self.rows.get(from).and_then(|row| row.get(to)).map_or(&[], Vec::as_slice)
     }
 
+    /// The same without the cables between ranks that are no neighbours on a ring of all.
+    #[cfg(test)]
+    pub(crate) fn neighbours_only(mut self) -> DeviceMatrix {
+        let size = self.size();
+        for (one, row) in self.rows.iter_mut().enumerate() {
+            for (other, devices) in row.iter_mut().enumerate() {
+                let apart = one.abs_diff(other);
+                if apart != 1 && apart + 1 != size {
+                    devices.clear();
+                }
+            }
+        }
+        self
+    }
+
     /// Whether every pair of ranks has at least one cable; if not, which pair has none.
     ///
     /// ```

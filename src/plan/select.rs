@@ -132,9 +132,9 @@ mod tests {
             Tuning::tcp_between_machines(),
             Tuning::threads(3, 2),
             Tuning::shared_memory(2, 2),
-            Tuning::thunderbolt(Cabling::Mesh),
-            Tuning::thunderbolt(Cabling::Ring),
-            Tuning::thunderbolt(Cabling::Line),
+            Tuning::thunderbolt(Cabling::Mesh, 1),
+            Tuning::thunderbolt(Cabling::Ring, 1),
+            Tuning::thunderbolt(Cabling::Line, 1),
         ]
     }
 
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn on_a_mesh_two_shot_begins_where_the_two_formulas_cross() {
         // a / (b (1 - 2/p) + g (p - 1)(1 - 1/p)) with 4.2 us, 9.4 GB/s and 0.05 ns a byte: 41, 25 and 11 KB.
-        let tuning = Tuning { message_ns: 0, byte_ps: 106, ..Tuning::thunderbolt(Cabling::Mesh) };
+        let tuning = Tuning { message_ns: 0, byte_ps: 106, ..Tuning::thunderbolt(Cabling::Mesh, 1) };
         for (size, kilobytes) in [(3, 41.0), (4, 25.0), (8, 11.0)] {
             let switch = switch_to_two_shot(size, &tuning) as f64 * 1.024;
             assert!((switch - kilobytes).abs() <= 2.0, "{size} ranks: {switch} KB");
@@ -216,8 +216,9 @@ mod tests {
 
     #[test]
     fn each_cabling_gets_what_suits_it() {
-        let chosen =
-            |cabling, size, bytes| choose(&all_reduce(bytes, size), &Tuning::thunderbolt(cabling)).algorithm;
+        let chosen = |cabling, size, bytes| {
+            choose(&all_reduce(bytes, size), &Tuning::thunderbolt(cabling, 1)).algorithm
+        };
         assert_eq!(chosen(Cabling::Mesh, 4, 1 << 10), Algorithm::OneShot);
         assert_eq!(chosen(Cabling::Mesh, 4, 16 << 20), Algorithm::TwoShot);
         assert_eq!(chosen(Cabling::Ring, 3, 16 << 20), Algorithm::TwoShot);
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_override_is_taken_when_it_is_possible_and_reported_when_not() {
-        let mut tuning = Tuning::thunderbolt(Cabling::Ring);
+        let mut tuning = Tuning::thunderbolt(Cabling::Ring, 1);
         tuning.overrides = "all_reduce:0-4k=ring,4k-=two_shot".parse().expect("well formed");
         let choice = choose(&all_reduce(1 << 10, 6), &tuning);
         assert_eq!((choice.algorithm, choice.reason), (Algorithm::Ring, Reason::Override));

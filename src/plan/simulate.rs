@@ -370,14 +370,14 @@ mod tests {
     fn the_formulas_are_the_simulation_when_nothing_overlaps() {
         use Algorithm::{OneShot, RecursiveDoubling, RecursiveHalving, Ring, TwoShot};
         for cabling in [Cabling::Mesh, Cabling::Shared] {
-            let tuning = Tuning { message_ns: 0, chunk: WHOLE, ..Tuning::thunderbolt(cabling) };
+            let tuning = Tuning { message_ns: 0, chunk: WHOLE, ..Tuning::thunderbolt(cabling, 1) };
             for algorithm in [OneShot, TwoShot, RecursiveDoubling, RecursiveHalving] {
                 for ratio in ratios(algorithm, &tuning, all_reduce) {
                     assert!((0.93..1.07).contains(&ratio), "{algorithm} on {cabling:?}: {ratio}");
                 }
             }
         }
-        let tuning = Tuning { message_ns: 0, chunk: WHOLE, ..Tuning::thunderbolt(Cabling::Ring) };
+        let tuning = Tuning { message_ns: 0, chunk: WHOLE, ..Tuning::thunderbolt(Cabling::Ring, 1) };
         for ratio in ratios(Ring, &tuning, all_reduce) {
             assert!((0.9..1.05).contains(&ratio), "ring: {ratio}");
         }
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn overlap_makes_everything_faster_than_predicted_if_anything() {
         for cabling in [Cabling::Mesh, Cabling::Ring, Cabling::Line] {
-            let tuning = Tuning { message_ns: 0, ..Tuning::thunderbolt(cabling) };
+            let tuning = Tuning { message_ns: 0, ..Tuning::thunderbolt(cabling, 1) };
             for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| algorithm != Algorithm::Local) {
                 let runs_here = match cabling {
                     Cabling::Ring => algorithm.runs_on_a_ring(),
@@ -419,9 +419,9 @@ mod tests {
     #[test]
     fn the_choice_is_close_to_the_best_that_the_simulation_finds() {
         for tuning in [
-            Tuning::thunderbolt(Cabling::Mesh),
-            Tuning::thunderbolt(Cabling::Ring),
-            Tuning::thunderbolt(Cabling::Line),
+            Tuning::thunderbolt(Cabling::Mesh, 1),
+            Tuning::thunderbolt(Cabling::Ring, 1),
+            Tuning::thunderbolt(Cabling::Line, 1),
             Tuning::tcp_between_machines(),
         ] {
             for size in [2, 3, 4, 5, 8, 13] {
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn a_missing_cable_is_noticed() {
         let shape = shape(Collective::AllReduce { count: 100 }, 5);
-        let on = |cabling, algorithm| simulate(&shape, algorithm, &Tuning::thunderbolt(cabling)).is_some();
+        let on = |cabling, algorithm| simulate(&shape, algorithm, &Tuning::thunderbolt(cabling, 1)).is_some();
         assert!(on(Cabling::Mesh, Algorithm::OneShot) && !on(Cabling::Ring, Algorithm::OneShot));
         assert!(on(Cabling::Ring, Algorithm::Ring) && !on(Cabling::Line, Algorithm::Ring));
         assert!(on(Cabling::Line, Algorithm::Line) && !on(Cabling::Line, Algorithm::Binomial));

@@ -84,7 +84,6 @@ impl Tuning {
     }
 
     /// Memory shared by `ranks` processes of one machine on `cores` cores.
-    #[cfg(test)]
     pub(crate) fn shared_memory(ranks: usize, cores: usize) -> Tuning {
         let load = Load::new(ranks, cores);
         Tuning {
@@ -97,10 +96,10 @@ impl Tuning {
         }
     }
 
-    /// RDMA over Thunderbolt 5 cables.
-    #[cfg(test)]
-    pub(crate) fn thunderbolt(cabling: Cabling) -> Tuning {
-        Tuning { latency_ns: 4200, message_ns: 300, byte_ps: 110, fold_ps: 50, ..Tuning::plain(cabling) }
+    /// RDMA over Thunderbolt 5, with so many cables between ranks that have some.
+    pub(crate) fn thunderbolt(cabling: Cabling, cables: usize) -> Tuning {
+        let byte_ps = 110 / (cables as u64).clamp(1, 110);
+        Tuning { latency_ns: 4200, message_ns: 300, byte_ps, fold_ps: 50, ..Tuning::plain(cabling) }
     }
 
     /// The bytes that bound a rank's exchange of `bytes` with each of `peers` peers at once.
@@ -164,7 +163,7 @@ mod tests {
     #[test]
     fn a_tuning_survives_its_encoding() {
         let overrides = "all_reduce:0-32k=one_shot,32k-=two_shot".parse().expect("well formed");
-        let tuning = Tuning { overrides, ..Tuning::thunderbolt(Cabling::Ring) };
+        let tuning = Tuning { overrides, ..Tuning::thunderbolt(Cabling::Ring, 1) };
         let encoded = serde_json::to_vec(&tuning).expect("plain data");
         assert_eq!(serde_json::from_slice::<Tuning>(&encoded).expect("what was encoded"), tuning);
     }
