@@ -26,6 +26,7 @@
 //! - [`Communicator::scope`]: operations that do not block, on borrowed buffers.
 //! - [`ByteCommunicator`]: the same for those who learn the element type at run time.
 //! - [`Communicator::explain`]: which algorithm would run, and why.
+//! - [`Config::device_report`]: which RDMA devices there are, and what is in the way when there are none.
 //! - [`Error`]: what can go wrong, and what to do about it.
 //!
 //! # What is promised about bits
@@ -60,7 +61,10 @@ pub use reduce::{
     Avg, BitAnd, BitOr, BitXor, Custom, DType, Element, Fractional, Integer, Max, Min, Number, Operation,
     Ordered, ParseDTypeError, ParseReduceOpError, Prod, ReduceOp, Reducer, Sum, reduce_local,
 };
-pub use topology::CableLayout;
+pub use topology::{
+    CableLayout, DeviceInfo, DeviceLimits, DeviceReport, GidInfo, MatrixCable, PortInfo, Problem,
+    ProblemKind, Remedy,
+};
 
 /// The examples of the README are compiled.
 #[cfg(doctest)]

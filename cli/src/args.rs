@@ -28,6 +28,9 @@ pub(crate) enum Command {
     /// Measure an operation, and verify it.
     Bench(BenchArgs),
 
+    /// Show this machine's RDMA devices, and what keeps RDMA from working.
+    Devices(DevicesArgs),
+
     /// The first moments of a local rank; started by `launch` itself.
     #[command(name = "__rank", hide = true)]
     Rank {
@@ -147,6 +150,34 @@ pub(crate) struct BenchArgs {
     /// `,cables=K`, `,latency=20us`, `,bandwidth=100M`.
     #[arg(long, value_name = "SPEC", requires = "ranks")]
     pub(crate) emulate: Option<Layout>,
+}
+
+/// Arguments of `raccl devices`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Nothing is allocated on a device. What is not given here comes from RACCL_VERBS_LIBRARY, RACCL_DEVICES (or \
+MLX's names for it) and RACCL_RANK. The status is 0 when the report could be made, with --check 1 when \
+RDMA is not available.")]
+pub(crate) struct DevicesArgs {
+    /// The device matrix, or its file: shows its cables.
+    #[arg(long, value_name = "FILE|JSON")]
+    pub(crate) matrix: Option<String>,
+
+    /// Which rank of the matrix this machine has: checks its cables.
+    #[arg(long, value_name = "RANK")]
+    pub(crate) rank: Option<usize>,
+
+    /// The verbs library to load instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) library: Option<PathBuf>,
+
+    /// Write one line of JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Fail when RDMA, or a device that the matrix names for the rank, is not usable.
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 /// What every way to start ranks takes.

@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod devices;
 mod failure;
 mod launch;
 
@@ -28,6 +29,7 @@ fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Launch(args) => launch::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Devices(args) => devices::run(args),
         Command::Rank { program } => launch::enter(program),
         Command::Keeper { folder } => launch::keep(folder.as_deref()),
     }

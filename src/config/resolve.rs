@@ -189,7 +189,21 @@ impl Config {
         }
     }
 
-    fn read_devices(&self, size: usize) -> Result<Option<DeviceMatrix>> {
+    /// What concerns RDMA devices on this machine, whether or not the rest makes a group: the matrix, the rank, the library.
+    pub(crate) fn device_settings(&self) -> Result<(Option<DeviceMatrix>, Option<usize>, Option<&Path>)> {
+        let matrix = self.read_matrix()?;
+        let rank = self.rank.as_ref();
+        if let (Some(matrix), Some(rank)) = (&matrix, rank)
+            && rank.value >= matrix.size()
+        {
+            let rows = matrix.size();
+            return Err(rank.refuse(format!("the device matrix is for {rows} ranks, counted from 0")));
+        }
+        let library = self.verbs_library.as_ref().map(|path| path.value.as_path());
+        Ok((matrix, rank.map(|rank| rank.value), library))
+    }
+
+    fn read_matrix(&self) -> Result<Option<DeviceMatrix>> {
         let Some(devices) = &self.devices else { return Ok(None) };
         let text = if devices.value.trim_start().starts_with('[') {
             devices.value.clone()
@@ -198,7 +212,11 @@ impl Config {
                 refuse_because(devices.name, &devices.value, "the file cannot be read", error)
             })?
         };
-        let matrix = DeviceMatrix::parse(&text).map_err(|reason| devices.refuse(reason))?;
+        DeviceMatrix::parse(&text).map(Some).map_err(|reason| devices.refuse(reason))
+    }
+
+    fn read_devices(&self, size: usize) -> Result<Option<DeviceMatrix>> {
+        let (Some(devices), Some(matrix)) = (&self.devices, self.read_matrix()?) else { return Ok(None) };
         if matrix.size() != size {
             let rows = matrix.size();
             return Err(devices.refuse(format!("the matrix is for {rows} ranks, but the group has {size}")));

@@ -21,6 +21,37 @@ pub(crate) struct Interface {
 
 /// All IPv4 and IPv6 addresses of interfaces that are up, in the system's order.
 pub(crate) fn list() -> io::Result<Vec<Interface>> {
+    let mut found = Vec::new();
+    each(|node, name| {
+        let up = node.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
+        if !up || node.ifa_addr.is_null() {
+            return;
+        }
+        // SAFETY: not null, and a socket address of the list, which lives while it is walked.
+        let family = unsafe { (*node.ifa_addr).sa_family };
+        // SAFETY: a socket address of the same living list.
+        let address = unsafe { socket_address(node.ifa_addr, family) };
+        // The mask is of the address's family, whatever it says of itself on macOS.
+        // SAFETY: null or a socket address of the same living list.
+        let mask = unsafe { socket_address(node.ifa_netmask, family) };
+        if let Some(address) = address {
+            let (name, mask) = (name.to_string_lossy().into_owned(), mask.map(|mask| mask.ip()));
+            found.push(Interface { name, address, mask });
+        }
+    })?;
+    Ok(found)
+}
+
+/// Every interface, up or not, with its flags; once for each address it has.
+#[cfg(target_vendor = "apple")]
+pub(crate) fn flags() -> io::Result<Vec<(String, libc::c_uint)>> {
+    let mut found = Vec::new();
+    each(|node, name| found.push((name.to_string_lossy().into_owned(), node.ifa_flags)))?;
+    Ok(found)
+}
+
+/// Calls `visit` with each entry of the system's list of addresses and the name of its interface.
+fn each(mut visit: impl FnMut(&libc::ifaddrs, &CStr)) -> io::Result<()> {
     let mut head: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: getifaddrs writes one pointer to the given place, which lives through the call.
     let status = unsafe { libc::getifaddrs(&mut head) };
@@ -28,34 +59,19 @@ pub(crate) fn list() -> io::Result<Vec<Interface>> {
         return Err(io::Error::last_os_error());
     }
     let list = List(head);
-    let mut found = Vec::new();
     let mut next = list.0;
     while !next.is_null() {
         // SAFETY: `next` is a node of the list, which getifaddrs made whole and which `list` keeps until the function ends.
         let node = unsafe { &*next };
         next = node.ifa_next;
-        let up = node.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
-        if !up || node.ifa_name.is_null() {
+        if node.ifa_name.is_null() {
             continue;
         }
-        if node.ifa_addr.is_null() {
-            continue;
-        }
-        // SAFETY: not null, and a socket address of the same living list.
-        let family = unsafe { (*node.ifa_addr).sa_family };
-        // SAFETY: a socket address of the same living list.
-        let address = unsafe { socket_address(node.ifa_addr, family) };
-        // The mask is of the address's family, whatever it says of itself on macOS.
-        // SAFETY: null or a socket address of the same living list.
-        let mask = unsafe { socket_address(node.ifa_netmask, family) };
         // SAFETY: `ifa_name` is not null and a C string in the same living list.
         let name = unsafe { CStr::from_ptr(node.ifa_name) };
-        if let Some(address) = address {
-            let (name, mask) = (name.to_string_lossy().into_owned(), mask.map(|mask| mask.ip()));
-            found.push(Interface { name, address, mask });
-        }
+        visit(node, name);
     }
-    Ok(found)
+    Ok(())
 }
 
 /// The list of getifaddrs, freed when dropped.

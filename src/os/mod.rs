@@ -5,6 +5,7 @@ pub(crate) mod inherit;
 mod interface;
 pub(crate) mod interfaces;
 mod poll;
+pub(crate) mod rdma;
 mod socket;
 pub(crate) mod user;
 mod waker;
