@@ -33,8 +33,23 @@ impl Failure {
 
     /// Writes the error and its causes to standard error, in one line.
     pub(crate) fn report(&self) {
-        say(format_args!("{:#}", self.error));
+        say(line(&self.error));
     }
+}
+
+/// The error and its causes, but for those that the text has already.
+fn line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    // A cause may be a program's own words.
+    text.replace('\n', " ")
 }
 
 impl From<anyhow::Error> for Failure {
@@ -48,4 +63,18 @@ pub(crate) fn say(message: impl Display) {
     let line = format!("raccl: {message}\n");
     // When standard error is gone there is nobody left to tell; the exit status still speaks.
     let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_that_the_text_has_already_is_not_said_again() {
+        let error = anyhow!("port 7 is taken").context("cannot listen: port 7 is taken").context("no group");
+        assert_eq!(line(&error), "no group: cannot listen: port 7 is taken");
+        assert_eq!(line(&anyhow!("two\nlines").context("outer")), "outer: two lines");
+    }
 }

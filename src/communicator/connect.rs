@@ -86,6 +86,21 @@ impl Config {
         })?;
         connect_links(joined, choice, wishes, timeouts)
     }
+
+    /// Checks the settings against each other and reads the files that they name (but for the secret, which may come from a
+    /// pipe), without looking for the other ranks: what a launcher can say once that every rank would say.
+    ///
+    /// # Errors
+    /// [`Error::Config`], as [`connect`](Config::connect) would return it.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().rank(0).size(3).devices(r#"[[null, "a"], ["b", null]]"#);
+    /// assert!(config.check().unwrap_err().to_string().contains("the matrix is for 2 ranks, but the group has 3"));
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        self.check_settings()?;
+        overrides(self.overrides()).map(|_| ())
+    }
 }
 
 fn connect_links(

@@ -189,6 +189,22 @@ impl Config {
         }
     }
 
+    /// Checks the settings against each other and reads the files that they name, all but the secret.
+    pub(crate) fn check_settings(&self) -> Result<()> {
+        self.checked_connect_timeout()?;
+        let (_, size) = self.place()?;
+        self.checked_sockets()?;
+        self.checked_job()?;
+        self.read_devices(size)?;
+        self.find_interfaces()?;
+        Ok(())
+    }
+
+    /// The override string, as it was given.
+    pub(crate) fn overrides(&self) -> Option<&str> {
+        self.algorithm.as_ref().map(|overrides| overrides.value.as_str())
+    }
+
     /// What concerns RDMA devices on this machine, whether or not the rest makes a group: the matrix, the rank, the library.
     pub(crate) fn device_settings(&self) -> Result<(Option<DeviceMatrix>, Option<usize>, Option<&Path>)> {
         let matrix = self.read_matrix()?;

@@ -34,14 +34,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Some(ranks) => {
             check_ranks(args.operation, ranks as usize)?;
             // What is wrong with the settings is better said once than by each rank.
-            let _settings = Config::from_env().map_err(Failure::usage)?;
+            let settings = Config::from_env().map_err(Failure::usage)?;
+            // Emulated cables replace those of the environment.
+            if args.emulate.is_none() {
+                settings.rank(0).size(ranks as usize).check().map_err(Failure::usage)?;
+            }
             if let Some(algorithm) = overrides(args) {
-                // A group of one reads it as any other.
-                Config::new()
-                    .algorithm(algorithm)
-                    .connect()
-                    .context("--algorithm")
-                    .map_err(Failure::usage)?;
+                Config::new().algorithm(algorithm).check().context("--algorithm").map_err(Failure::usage)?;
             }
             let program = rank_command(args).context("cannot find this executable")?;
             launch::quiet(ranks as usize, args.emulate.as_ref(), program)?.run()
