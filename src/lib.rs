@@ -45,6 +45,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+mod noise;
 mod os;
 mod plan;
 mod reduce;

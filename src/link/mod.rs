@@ -19,6 +19,7 @@
 mod header;
 mod kind;
 pub(crate) mod local;
+mod sealed;
 mod stripe;
 pub(crate) mod tcp;
 #[cfg(test)]
@@ -59,6 +60,7 @@ pub(crate) enum LinkError {
 pub(crate) enum Sender {
     Local(stripe::Sender<local::Outlet>),
     Tcp(stripe::Sender<tcp::Outlet>),
+    Sealed(stripe::Sender<sealed::Outlet<tcp::Outlet>>),
 }
 
 /// What a [`Receiver`] found.
@@ -78,6 +80,7 @@ pub(crate) enum Arrival {
 pub(crate) enum Receiver {
     Local(stripe::Receiver<local::Inlet>),
     Tcp(stripe::Receiver<tcp::Inlet>),
+    Sealed(stripe::Receiver<sealed::Inlet<tcp::Inlet>>),
 }
 
 /// Does the same with the link inside, whatever its kind.
@@ -86,6 +89,7 @@ macro_rules! each {
         match $on {
             $half::Local($link) => $do,
             $half::Tcp($link) => $do,
+            $half::Sealed($link) => $do,
         }
     };
 }
@@ -94,7 +98,7 @@ impl Sender {
     pub(crate) fn kind(&self) -> LinkKind {
         match self {
             Sender::Local(_) => LinkKind::Local,
-            Sender::Tcp(_) => LinkKind::Tcp,
+            Sender::Tcp(_) | Sender::Sealed(_) => LinkKind::Tcp,
         }
     }
 

@@ -7,9 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{LinkError, Receiver, Sender, stripe};
+use super::{LinkError, Receiver, Sender, sealed, stripe};
 use crate::{
     error::Cause,
+    noise::Session,
     os::{self, IoVec},
 };
 
@@ -26,6 +27,24 @@ pub(crate) fn pair(sockets: Vec<TcpStream>) -> io::Result<(Sender, Receiver)> {
     let sender = stripe::Sender::new(outlets, split.clone());
     let receiver = stripe::Receiver::new(inlets, split);
     Ok((Sender::Tcp(sender), Receiver::Tcp(receiver)))
+}
+
+/// The same, sealed: each socket with what its two ends have agreed upon.
+pub(crate) fn sealed_pair(sockets: Vec<(TcpStream, Session)>) -> io::Result<(Sender, Receiver)> {
+    if sockets.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a TCP link needs at least one socket"));
+    }
+    let split = stripe::Split::new(&vec![1; sockets.len()]);
+    let (mut outlets, mut inlets) = (Vec::new(), Vec::new());
+    for (socket, Session { sealer, opener }) in sockets {
+        os::tune(&socket)?;
+        let socket = Arc::new(socket);
+        outlets.push(sealed::Outlet::new(Outlet(Arc::clone(&socket)), sealer));
+        inlets.push(sealed::Inlet::new(Inlet(socket), opener));
+    }
+    let sender = stripe::Sender::new(outlets, split.clone());
+    let receiver = stripe::Receiver::new(inlets, split);
+    Ok((Sender::Sealed(sender), Receiver::Sealed(receiver)))
 }
 
 /// The sending direction of a socket. The peer sees the end of the stream when it is dropped.

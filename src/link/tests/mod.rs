@@ -1,6 +1,7 @@
 //! What every kind of link has to do: the same traffic over all of them, and over lanes made to be difficult.
 
 mod ends;
+mod sealing;
 mod threads;
 mod traffic;
 mod trickle;
@@ -10,6 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use socket2::SockRef;
 
 use super::{Header, MessageKind};
+use crate::noise::{Handshake, Session};
 
 /// Connected sockets over loopback, in the order of either side. Small buffers force short writes.
 fn sockets(lanes: usize, send_buffer: Option<usize>) -> (Vec<TcpStream>, Vec<TcpStream>) {
@@ -28,6 +30,13 @@ fn sockets(lanes: usize, send_buffer: Option<usize>) -> (Vec<TcpStream>, Vec<Tcp
         (ours, theirs)
     };
     (0..lanes).map(connect).unzip()
+}
+
+/// Both ends of a conversation.
+fn session_pair() -> (Session, Session) {
+    let (handshake, message) = Handshake::call(&[1; 32], b"").unwrap();
+    let (answer, called) = Handshake::answer(&[1; 32], b"", &message).unwrap();
+    (handshake.conclude(&answer).unwrap(), called)
 }
 
 fn header(sequence: u64, length: u64) -> Header {

@@ -4,10 +4,10 @@ use std::{collections::VecDeque, sync::Arc};
 
 use proptest::prelude::*;
 
-use super::{Random, header, payload, sockets, trickle};
+use super::{Random, header, payload, session_pair, sockets, trickle};
 use crate::{
     link::{
-        Arrival, Receiver, Sender, Ticket, local,
+        Arrival, Receiver, Sender, Ticket, local, sealed,
         stripe::{self, Inlet, Outlet, Split},
         tcp,
     },
@@ -229,8 +229,53 @@ fn both_sides_may_send_everything_before_either_receives() {
     run(ways, &mut random);
 }
 
+#[test]
+fn random_traffic_over_sealed_sockets_with_small_buffers() {
+    for (lanes, seed) in [(1, 1u64), (3, 2)] {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (ours, theirs) = sockets(lanes, Some(4096));
+        let (ends1, ends2): (Vec<_>, Vec<_>) = (0..lanes).map(|_| session_pair()).unzip();
+        let (s1, r1) = tcp::sealed_pair(ours.into_iter().zip(ends1).collect()).unwrap();
+        let (s2, r2) = tcp::sealed_pair(theirs.into_iter().zip(ends2).collect()).unwrap();
+        let (Sender::Sealed(s1), Receiver::Sealed(r1), Sender::Sealed(s2), Receiver::Sealed(r2)) =
+            (s1, r1, s2, r2)
+        else {
+            panic!("tcp::sealed_pair made another kind");
+        };
+        let ways = [
+            Direction::new(s1, r2, lengths(&mut random, 30, 1 << 20)),
+            Direction::new(s2, r1, lengths(&mut random, 30, 1 << 20)),
+        ];
+        run(ways, &mut random);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// As below, with records of their own cut on top of it.
+    #[test]
+    fn random_traffic_over_sealed_lanes_that_trickle(
+        seed in 1u64..,
+        weights in prop::collection::vec(1u32..100, 1..3),
+        room in 1usize..100_000,
+        step in prop_oneof![1u64..200, 1000u64..60_000],
+    ) {
+        let mut random = Random(seed);
+        let largest = if step < 1000 || room < 1000 { 3000 } else { 200 << 10 };
+        let way = |random: &mut Random| {
+            let (outlets, inlets) = weights.iter().map(|_| {
+                let (outlet, inlet) = trickle::lane(random.next(), room, step);
+                let (one, two) = session_pair();
+                (sealed::Outlet::new(outlet, one.sealer), sealed::Inlet::new(inlet, two.opener))
+            }).unzip();
+            let split = Split::new(&weights);
+            let sender = stripe::Sender::new(outlets, split.clone());
+            Direction::new(sender, stripe::Receiver::new(inlets, split), lengths(random, 10, largest))
+        };
+        let ways = [way(&mut random), way(&mut random)];
+        run(ways, &mut random);
+    }
 
     /// Every way to cut a stream into reads and writes: headers in pieces, parts that lag behind, lanes of unequal weight.
     #[test]
