@@ -1,28 +1,43 @@
-//! Framing on a control connection.
+//! A connection that carries frames, once both ends have proved the job secret to each other if there is one.
 //!
 //! ```text
-//! both ways:  | magic (8) | version u16 | security u16 |   then frames of   | length u32 | body |
+//! both ways:      | magic (8) | version u16 | security u16 |
+//! security 0:     then frames in clear
+//! security 1:     caller: | place (13) | handshake (48) |    called: | verdict u8 | handshake (48) |    then sealed frames
 //! ```
 //! The preamble is in clear and never changes its form, so that any two versions can say that they differ. Whoever connects
-//! speaks first; nothing at all is said to a caller that does not begin with the magic. What protects the frames is chosen by
-//! `security`; everything above deals in whole bodies and does not see it.
+//! speaks first; nothing at all is said to a caller that does not begin with the magic. Preamble and place are bound by the
+//! handshake's prologue, so whoever changes them on the way only makes the handshake fail. A caller is known when its first
+//! frame opens, not before: its half of the handshake could have been recorded and replayed. Everything above deals in whole
+//! frames and does not see any of this.
 #![forbid(unsafe_code)]
 
-use std::{
-    collections::VecDeque,
-    io::{self, Read, Write},
-    net::TcpStream,
+use std::{io, net::TcpStream, sync::Arc};
+
+use super::{
+    frames::{Inbox, Outbox, Piece},
+    keys::{GroupKeys, Key, Place},
 };
+use crate::noise::{HANDSHAKE_BYTES, Handshake, NoiseError, Session};
 
 /// The version of everything behind the preamble.
 pub(crate) const VERSION: u16 = 1;
 
-const MAGIC: [u8; 8] = *b"\xF1raccl\r\n";
-const PREAMBLE_BYTES: usize = 12;
+pub(super) const MAGIC: [u8; 8] = *b"\xF1raccl\r\n";
+pub(super) const PREAMBLE_BYTES: usize = 12;
 /// Frames in clear.
-const PLAIN: u16 = 0;
-/// Read in pieces of this size, so that memory is taken for bytes that are there and not for a length that claims them.
-const PIECE: usize = 16 << 10;
+pub(super) const PLAIN: u16 = 0;
+/// A handshake with keys that follow from the job secret, then sealed frames.
+pub(super) const SEALED: u16 = 1;
+
+/// What a caller says first of all on a connection of `security`.
+pub(super) const CALL_BYTES: usize = Place::BYTES + HANDSHAKE_BYTES;
+/// What it is answered.
+pub(super) const ANSWER_BYTES: usize = 1 + HANDSHAKE_BYTES;
+/// First byte of the answer: the caller's half was good, the other half follows.
+const AGREED: u8 = 1;
+/// The caller has not proved the key; zeros follow.
+const REFUSED: u8 = 2;
 
 /// A connected, non-blocking stream that carries frames.
 #[derive(Debug)]
@@ -30,22 +45,23 @@ pub(crate) struct Channel {
     stream: TcpStream,
     inbox: Inbox,
     outbox: Outbox,
+    security: Security,
+    place: Option<Place>,
 }
 
-/// The half that receives.
-#[derive(Debug)]
-pub(crate) struct Inbox {
-    expected: Part,
-    partial: Vec<u8>,
-    limit: usize,
+/// What a caller has to prove, and where it wants to.
+#[derive(Debug, Clone)]
+pub(crate) struct Pass {
+    pub(crate) place: Place,
+    pub(crate) key: Key,
 }
 
-/// The half that sends.
 #[derive(Debug)]
-pub(crate) struct Outbox {
-    queue: VecDeque<u8>,
-    /// Frames wait until the caller has shown the magic.
-    silent: bool,
+enum Security {
+    /// There is nothing to prove, or it was, or it failed for good.
+    Settled,
+    Calling(Handshake),
+    Called(Arc<GroupKeys>),
 }
 
 /// Why nothing more can be received.
@@ -61,8 +77,14 @@ pub(crate) enum Broken {
         "it speaks version {theirs} of the protocol, this rank version {VERSION}; run the same raccl everywhere"
     )]
     Version { theirs: u16 },
-    #[error("it wants security {theirs}, this rank {PLAIN}; give the job secret to every rank or to none")]
-    Security { theirs: u16 },
+    #[error("{}", security_differs(*theirs, *ours))]
+    Security { theirs: u16, ours: u16 },
+    #[error(
+        "it has another job secret than this rank; give every rank of a job the same secret, and every job its own address"
+    )]
+    Secret,
+    #[error("what it sent was changed on the way or is not from this conversation")]
+    Tampered,
     #[error("it sent a frame of {length} bytes where at most {limit} are allowed")]
     TooLong { length: usize, limit: usize },
 }
@@ -77,28 +99,53 @@ impl Broken {
     }
 }
 
-/// The next thing that an inbox waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Preamble,
-    Length,
-    Body(usize),
+impl From<NoiseError> for Broken {
+    fn from(error: NoiseError) -> Broken {
+        match error {
+            NoiseError::Unproven => Broken::Secret,
+            failed => Broken::Io(io::Error::other(failed)),
+        }
+    }
 }
 
 impl Channel {
-    /// The end that connected. `stream` must be non-blocking.
-    pub(crate) fn caller(stream: TcpStream, limit: usize) -> Channel {
-        Channel { stream, inbox: Inbox::new(limit), outbox: Outbox::speaking() }
+    /// The end that connected. `stream` must be non-blocking. Without a pass nothing is proved and frames are in clear.
+    pub(crate) fn caller(stream: TcpStream, limit: usize, pass: Option<&Pass>) -> Result<Channel, Broken> {
+        let Some(Pass { place, key }) = pass else {
+            let (inbox, mut outbox) = (Inbox::new(limit, PLAIN, 0), Outbox::new(PLAIN));
+            outbox.speak();
+            return Ok(Channel { stream, inbox, outbox, security: Security::Settled, place: None });
+        };
+        let (handshake, message) = Handshake::call(key.bytes(), &prologue(*place))?;
+        let (inbox, mut outbox) = (Inbox::new(limit, SEALED, ANSWER_BYTES), Outbox::new(SEALED));
+        outbox.speak();
+        outbox.queue_raw(&place.encode());
+        outbox.queue_raw(&message);
+        Ok(Channel { stream, inbox, outbox, security: Security::Calling(handshake), place: Some(*place) })
     }
 
-    /// The end that accepted. `stream` must be non-blocking.
-    pub(crate) fn called(stream: TcpStream, limit: usize) -> Channel {
-        Channel { stream, inbox: Inbox::new(limit), outbox: Outbox { silent: true, queue: VecDeque::new() } }
+    /// The end that accepted. `stream` must be non-blocking. With keys, callers have to prove theirs.
+    pub(crate) fn called(stream: TcpStream, limit: usize, keys: Option<&Arc<GroupKeys>>) -> Channel {
+        let (security, inbox, outbox) = match keys {
+            None => (Security::Settled, Inbox::new(limit, PLAIN, 0), Outbox::new(PLAIN)),
+            Some(keys) => (
+                Security::Called(Arc::clone(keys)),
+                Inbox::new(limit, SEALED, CALL_BYTES),
+                Outbox::new(SEALED),
+            ),
+        };
+        Channel { stream, inbox, outbox, security, place: None }
     }
 
     /// Frames longer than this are refused from now on.
     pub(crate) fn set_limit(&mut self, limit: usize) {
-        self.inbox.limit = limit;
+        self.inbox.set_limit(limit);
+    }
+
+    /// The place for which the caller has shown a key, on a connection that asks for one. Only its first frame shows that it
+    /// was really the caller.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.place
     }
 
     /// Queues a frame and sends what the socket takes. Errors show in [`receive`](Channel::receive).
@@ -120,145 +167,117 @@ impl Channel {
 
     /// The next whole frame, if it is there. Reads nothing beyond it.
     pub(crate) fn receive(&mut self) -> Result<Option<Vec<u8>>, Broken> {
-        let received = self.inbox.receive(&self.stream);
-        if self.outbox.silent && !matches!(self.inbox.expected, Part::Preamble) {
-            // Also to a caller of another version, so that it can tell its user.
-            self.outbox.speak();
-            self.flush();
+        loop {
+            let received = self.inbox.next(&self.stream);
+            if self.outbox.is_silent() && self.inbox.preamble_is_over() {
+                // Also to a caller of another version, so that it can tell its user.
+                self.outbox.speak();
+                self.flush();
+            }
+            match received? {
+                None => return Ok(None),
+                Some(Piece::Frame(frame)) => return Ok(Some(frame)),
+                Some(Piece::Handshake(bytes)) => self.shake_hands(&bytes)?,
+            }
         }
-        received
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// The bare stream. Whatever was queued must have been flushed.
-    pub(crate) fn into_stream(self) -> TcpStream {
-        debug_assert!(!self.outbox.unsent() && self.inbox.partial.is_empty());
-        self.stream
+    /// The bare stream, and how to go on sealing what goes over it, if it was sealed so far. Whatever was queued must have been
+    /// flushed.
+    pub(crate) fn into_stream(self) -> (TcpStream, Option<Session>) {
+        debug_assert!(!self.outbox.unsent() && self.inbox.is_between());
+        let session = match (self.outbox.into_sealer(), self.inbox.into_opener()) {
+            (Some(sealer), Some(opener)) => Some(Session { sealer, opener }),
+            _ => None,
+        };
+        (self.stream, session)
     }
 
     pub(crate) fn into_parts(self) -> (TcpStream, Inbox, Outbox) {
         (self.stream, self.inbox, self.outbox)
     }
-}
 
-impl Inbox {
-    fn new(limit: usize) -> Inbox {
-        Inbox { expected: Part::Preamble, partial: Vec::new(), limit }
-    }
-
-    /// The next whole frame, if it is there.
-    pub(crate) fn receive(&mut self, mut stream: &TcpStream) -> Result<Option<Vec<u8>>, Broken> {
-        loop {
-            let need = match self.expected {
-                Part::Preamble => PREAMBLE_BYTES,
-                Part::Length => 4,
-                Part::Body(length) => length,
-            };
-            while self.partial.len() < need {
-                let have = self.partial.len();
-                self.partial.resize(need.min(have + PIECE), 0);
-                let read = stream.read(&mut self.partial[have..]);
-                self.partial.truncate(have + read.as_ref().map_or(0, |&n| n));
-                match read {
-                    Ok(0) => return Err(Broken::Closed),
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(Broken::Io(error)),
+    fn shake_hands(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        match std::mem::replace(&mut self.security, Security::Settled) {
+            Security::Calling(handshake) => {
+                let (&[verdict], answer) = bytes.split_first_chunk::<1>().ok_or(Broken::Stranger)?;
+                if verdict != AGREED {
+                    return Err(Broken::Secret);
                 }
-                if self.expected == Part::Preamble && !MAGIC.starts_with(self.magic_so_far()) {
-                    return Err(Broken::Stranger);
-                }
+                self.seal(handshake.conclude(answer)?);
             }
-            let part = std::mem::take(&mut self.partial);
-            match self.expected {
-                Part::Preamble => {
-                    self.expected = Part::Length;
-                    let theirs = u16::from_le_bytes([part[8], part[9]]);
-                    if theirs != VERSION {
-                        return Err(Broken::Version { theirs });
-                    }
-                    let theirs = u16::from_le_bytes([part[10], part[11]]);
-                    if theirs != PLAIN {
-                        return Err(Broken::Security { theirs });
-                    }
+            Security::Called(keys) => match answer(&keys, bytes) {
+                Ok((place, answer, session)) => {
+                    self.outbox.queue_raw(&[AGREED]);
+                    self.outbox.queue_raw(&answer);
+                    self.place = Some(place);
+                    self.seal(session);
                 }
-                Part::Length => {
-                    let length = u32::from_le_bytes([part[0], part[1], part[2], part[3]]) as usize;
-                    if length > self.limit {
-                        return Err(Broken::TooLong { length, limit: self.limit });
-                    }
-                    self.expected = Part::Body(length);
-                }
-                Part::Body(_) => {
-                    self.expected = Part::Length;
-                    return Ok(Some(part));
-                }
-            }
-        }
-    }
-
-    fn magic_so_far(&self) -> &[u8] {
-        &self.partial[..self.partial.len().min(MAGIC.len())]
-    }
-}
-
-impl Outbox {
-    fn speaking() -> Outbox {
-        let mut outbox = Outbox { queue: VecDeque::new(), silent: true };
-        outbox.speak();
-        outbox
-    }
-
-    /// Puts the preamble in front of what is queued and lets it go.
-    fn speak(&mut self) {
-        let [v0, v1] = VERSION.to_le_bytes();
-        let [s0, s1] = PLAIN.to_le_bytes();
-        for byte in MAGIC.into_iter().chain([v0, v1, s0, s1]).rev() {
-            self.queue.push_front(byte);
-        }
-        self.silent = false;
-    }
-
-    /// Queues a frame.
-    pub(crate) fn queue(&mut self, body: &[u8]) {
-        debug_assert!(u32::try_from(body.len()).is_ok());
-        self.queue.extend((body.len() as u32).to_le_bytes());
-        self.queue.extend(body);
-    }
-
-    /// Sends what the socket takes; true if nothing is left. After an error the queue is gone.
-    pub(crate) fn flush(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
-        while !self.silent && !self.queue.is_empty() {
-            match stream.write(self.queue.as_slices().0) {
-                Ok(sent) => drop(self.queue.drain(..sent)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.queue.clear();
-                    return Err(error);
+                    self.outbox.queue_raw(&[REFUSED]);
+                    self.outbox.queue_raw(&[0; HANDSHAKE_BYTES]);
+                    self.flush();
+                    return Err(error.into());
                 }
-            }
+            },
+            // The inbox yields one handshake, and only where there is one to make.
+            Security::Settled => return Err(Broken::Stranger),
         }
-        Ok(self.queue.is_empty())
+        Ok(())
     }
 
-    pub(crate) fn unsent(&self) -> bool {
-        !self.silent && !self.queue.is_empty()
+    fn seal(&mut self, session: Session) {
+        self.inbox.open_with(session.opener);
+        self.outbox.seal_with(session.sealer);
+        self.flush();
     }
+}
 
-    /// Bytes that wait.
-    pub(crate) fn backlog(&self) -> usize {
-        self.queue.len()
+/// The called rank's half of the handshake.
+fn answer(keys: &GroupKeys, call: &[u8]) -> Result<(Place, [u8; HANDSHAKE_BYTES], Session), NoiseError> {
+    let (place, message) = call.split_first_chunk().ok_or(NoiseError::Unproven)?;
+    let place = Place::decode(place).ok_or(NoiseError::Unproven)?;
+    let (answer, session) = Handshake::answer(keys.place(place).bytes(), &prologue(place), message)?;
+    Ok((place, answer, session))
+}
+
+/// The first bytes of a connection, either way.
+pub(super) fn preamble(security: u16) -> [u8; PREAMBLE_BYTES] {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[10..].copy_from_slice(&security.to_le_bytes());
+    bytes
+}
+
+/// All that is said in clear. The two preambles are the same, or the handshake would not begin.
+fn prologue(place: Place) -> [u8; PREAMBLE_BYTES + Place::BYTES] {
+    let mut bytes = [0; PREAMBLE_BYTES + Place::BYTES];
+    bytes[..PREAMBLE_BYTES].copy_from_slice(&preamble(SEALED));
+    bytes[PREAMBLE_BYTES..].copy_from_slice(&place.encode());
+    bytes
+}
+
+fn security_differs(theirs: u16, ours: u16) -> String {
+    let next =
+        "give the job secret to every rank (RACCL_SECRET_FILE, or a launcher that hands it out) or to none";
+    match (theirs, ours) {
+        (PLAIN, SEALED) => format!("it has no job secret, but this rank has one; {next}"),
+        (SEALED, PLAIN) => format!("it asks for the job secret, which this rank was not given; {next}"),
+        _ => format!("it wants security {theirs}, this rank {ours}; run the same raccl everywhere"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+    };
 
     use super::*;
 
@@ -283,11 +302,12 @@ mod tests {
     #[test]
     fn frames_arrive_whole_and_in_order_however_they_are_cut() {
         let (mut raw, two) = pair();
-        let mut channel = Channel::called(two, 1 << 20);
-        let mut outbox = Outbox::speaking();
+        let mut channel = Channel::called(two, 1 << 20, None);
+        let mut outbox = Outbox::new(PLAIN);
+        outbox.speak();
         let bodies: Vec<Vec<u8>> = [0, 1, 5, 40_000].map(|n| (0..n).map(|i| i as u8).collect()).into();
         bodies.iter().for_each(|body| outbox.queue(body));
-        let bytes: Vec<u8> = outbox.queue.into_iter().collect();
+        let bytes = outbox.into_bytes();
         let writer = std::thread::spawn(move || {
             let (drip, rest) = bytes.split_at(60);
             for byte in drip {
@@ -310,7 +330,7 @@ mod tests {
     fn strangers_hear_nothing() {
         for greeting in [&b"GET / HTTP/1.1\r\n"[..], b"\xF1racc\0", b"\x16\x03\x01"] {
             let (mut raw, two) = pair();
-            let mut channel = Channel::called(two, 100);
+            let mut channel = Channel::called(two, 100, None);
             raw.write_all(greeting).unwrap();
             assert!(matches!(wait_for(&mut channel), Err(Broken::Stranger)));
             channel.send(b"secret");
@@ -324,7 +344,7 @@ mod tests {
     #[test]
     fn another_version_is_told_ours() {
         let (mut raw, two) = pair();
-        let mut channel = Channel::called(two, 100);
+        let mut channel = Channel::called(two, 100, None);
         raw.write_all(&MAGIC).unwrap();
         raw.write_all(&[9, 0, 0, 0]).unwrap();
         assert!(matches!(wait_for(&mut channel), Err(Broken::Version { theirs: 9 })));
@@ -337,10 +357,9 @@ mod tests {
     #[test]
     fn a_frame_beyond_the_limit_is_refused_by_its_length() {
         let (mut raw, two) = pair();
-        let mut channel = Channel::called(two, 100);
-        let mut outbox = Outbox::speaking();
-        outbox.queue.extend(101u32.to_le_bytes());
-        raw.write_all(outbox.queue.make_contiguous()).unwrap();
+        let mut channel = Channel::called(two, 100, None);
+        raw.write_all(&preamble(PLAIN)).unwrap();
+        raw.write_all(&101u32.to_le_bytes()).unwrap();
         assert!(matches!(wait_for(&mut channel), Err(Broken::TooLong { length: 101, limit: 100 })));
     }
 }

@@ -11,7 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
     address::prepare,
-    channel::{Broken, Channel},
+    channel::{Broken, Channel, Pass},
+    keys::Place,
     wait::Wait,
 };
 
@@ -34,6 +35,8 @@ pub(super) struct Dialer {
     rounds: u32,
     state: State,
     frame_limit: usize,
+    /// What is proved first, if the job has a secret.
+    pass: Option<Pass>,
     last_trouble: Option<Trouble>,
 }
 
@@ -48,7 +51,7 @@ pub(super) struct Trouble {
 enum State {
     Resting { until: Instant },
     Connecting { socket: Socket, address: SocketAddr, until: Instant },
-    Asking { channel: Channel, address: SocketAddr, until: Instant },
+    Asking { channel: Box<Channel>, address: SocketAddr, until: Instant },
 }
 
 /// The other end's first frame.
@@ -60,9 +63,9 @@ pub(super) struct Answer {
 }
 
 impl Dialer {
-    pub(super) fn new(candidates: Vec<SocketAddr>, frame_limit: usize) -> Dialer {
+    pub(super) fn new(candidates: Vec<SocketAddr>, frame_limit: usize, pass: Option<Pass>) -> Dialer {
         let state = State::Resting { until: Instant::now() };
-        Dialer { candidates, turn: 0, attempts: 0, rounds: 0, state, frame_limit, last_trouble: None }
+        Dialer { candidates, turn: 0, attempts: 0, rounds: 0, state, frame_limit, pass, last_trouble: None }
     }
 
     /// Does what can be done now without waiting. `greeting` makes the first frame, from the connected stream and the number of
@@ -92,6 +95,12 @@ impl Dialer {
                 Ok(None) if now < *until => {}
                 Ok(None) => self.next(now, address, timed_out("it took the call but did not answer in time")),
                 Err(fatal @ (Broken::Version { .. } | Broken::Security { .. })) => return Err(fatal),
+                // Between members it is a stranger at a peer's address; rank 0 is met at no other.
+                Err(fatal @ Broken::Secret)
+                    if self.pass.as_ref().is_some_and(|pass| pass.place == Place::Lobby) =>
+                {
+                    return Err(fatal);
+                }
                 Err(error) => self.next(now, address, error),
             }
         }
@@ -99,8 +108,9 @@ impl Dialer {
     }
 
     /// Starts over for another connection to the same rank, with the address that worked.
-    pub(super) fn again(&mut self, candidates: Vec<SocketAddr>) {
+    pub(super) fn again(&mut self, candidates: Vec<SocketAddr>, pass: Option<Pass>) {
         self.candidates = candidates;
+        self.pass = pass;
         self.turn = 0;
         self.rounds = 0;
         self.state = State::Resting { until: Instant::now() };
@@ -168,19 +178,23 @@ impl Dialer {
             self.next(now, address, Broken::Io(io::ErrorKind::ConnectionRefused.into()));
             return;
         }
-        match prepare(&stream).and_then(|()| greeting(&stream, self.attempts)) {
-            Ok(frame) => {
-                let mut channel = Channel::caller(stream, self.frame_limit);
-                channel.send(&frame);
+        let frame = prepare(&stream).and_then(|()| greeting(&stream, self.attempts)).map_err(Broken::Io);
+        let called = frame.and_then(|frame| {
+            let mut channel = Channel::caller(stream, self.frame_limit, self.pass.as_ref())?;
+            channel.send(&frame);
+            Ok(Box::new(channel))
+        });
+        match called {
+            Ok(channel) => {
                 self.state = State::Asking { channel, address, until: now + grown(ANSWERING, self.rounds) };
             }
-            Err(error) => self.next(now, address, Broken::Io(error)),
+            Err(error) => self.next(now, address, error),
         }
     }
 
     fn answered(&mut self, now: Instant, frame: Vec<u8>) -> Option<Answer> {
         match self.rest(now + PAUSES.1) {
-            State::Asking { channel, address, .. } => Some(Answer { channel, address, frame }),
+            State::Asking { channel, address, .. } => Some(Answer { channel: *channel, address, frame }),
             State::Resting { .. } | State::Connecting { .. } => None,
         }
     }

@@ -4,13 +4,15 @@
 use std::{
     io,
     net::{Shutdown, SocketAddr, TcpListener},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
     address::prepare,
     channel::{Broken, Channel},
-    message::{Message, STRANGER_FRAME_LIMIT},
+    keys::{GroupKeys, Place},
+    message::{Greeting, Message, STRANGER_FRAME_LIMIT},
     wait::Wait,
 };
 
@@ -20,6 +22,8 @@ const VISITORS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a caller that was sent away may take to read why.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// Callers that are taken in before those who are in are heard, so that a crowd at the door does not push out whoever speaks.
+const AT_ONCE: usize = 16;
 /// After the system refused to accept (it may be out of descriptors).
 const REST: Duration = Duration::from_millis(50);
 
@@ -29,6 +33,8 @@ pub(super) struct Door {
     listeners: Vec<TcpListener>,
     visitors: Vec<Visitor>,
     room: usize,
+    /// What callers have to prove.
+    keys: Option<Arc<GroupKeys>>,
     resting: Option<Instant>,
     farewell: Farewell,
     complaints: Complaints,
@@ -51,7 +57,11 @@ struct Visitor {
 
 impl Door {
     /// `expected` is how many proper callers may come at the same moment.
-    pub(super) fn new(listeners: Vec<TcpListener>, expected: usize) -> io::Result<Door> {
+    pub(super) fn new(
+        listeners: Vec<TcpListener>,
+        expected: usize,
+        keys: Option<Arc<GroupKeys>>,
+    ) -> io::Result<Door> {
         for listener in &listeners {
             listener.set_nonblocking(true)?;
         }
@@ -59,10 +69,16 @@ impl Door {
             listeners,
             visitors: Vec::new(),
             room: VISITORS + expected,
+            keys,
             resting: None,
             farewell: Farewell::default(),
             complaints: Complaints::default(),
         })
+    }
+
+    /// What callers have to prove, and this rank where it calls.
+    pub(super) fn keys(&self) -> Option<&GroupKeys> {
+        self.keys.as_deref()
     }
 
     pub(super) fn listeners(&self) -> &[TcpListener] {
@@ -141,16 +157,18 @@ impl Door {
         }
         self.resting = None;
         for listener in &self.listeners {
-            loop {
+            for _ in 0..AT_ONCE {
                 let error = match listener.accept() {
                     Ok((stream, address)) => match prepare(&stream) {
                         Ok(()) => {
                             if self.visitors.len() >= self.room {
-                                // Whoever has been silent longest is the least likely to be one of us.
-                                let oldest = self.visitors.remove(0);
+                                // Who has shown no key and been silent longest is the least likely to be one of us.
+                                let unknown = |visitor: &Visitor| visitor.channel.place().is_none();
+                                let at = self.visitors.iter().position(unknown).unwrap_or(0);
+                                let oldest = self.visitors.remove(at);
                                 self.complaints.note(now, oldest.address, "too many callers wait at once");
                             }
-                            let channel = Channel::called(stream, STRANGER_FRAME_LIMIT);
+                            let channel = Channel::called(stream, STRANGER_FRAME_LIMIT, self.keys.as_ref());
                             self.visitors.push(Visitor { channel, address, until: now + PATIENCE });
                             continue;
                         }
@@ -168,6 +186,20 @@ impl Door {
                     break;
                 }
             }
+        }
+    }
+}
+
+impl Caller {
+    /// Whether its first frame belongs to the place for which it has proved the key. Without keys there is none.
+    pub(super) fn keeps_to_its_place(&self, message: &Message) -> bool {
+        match (self.channel.place(), message) {
+            (None, _) | (Some(Place::Lobby), Message::Hello(_)) => true,
+            (Some(Place::Pair { from, to, purpose }), Message::Greeting(greeting)) => {
+                let Greeting { from: f, to: t, purpose: p, .. } = *greeting;
+                (from, to, purpose) == (f, t, p)
+            }
+            _ => false,
         }
     }
 }

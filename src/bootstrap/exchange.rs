@@ -26,7 +26,7 @@ pub(super) fn meet(
     let named = listeners.len();
     if named == 0 {
         for ip in own_addresses() {
-            if !ip.is_loopback() && !settings.allow_any_address {
+            if !ip.is_loopback() && !settings.allows_any_address() {
                 continue;
             }
             match listen((ip, 0).into()) {
@@ -50,8 +50,9 @@ pub(super) fn meet(
     })?;
     let (members, (nonce, blob)) = read(settings, &blobs)?;
     let deadline = mesh_deadline(settings, deadline);
+    let keys = settings.group_keys(&nonce);
     let roster = Roster { nonce, remaining: Duration::ZERO, blob, members };
-    let door = Door::new(listeners, settings.size * (1 + settings.sockets))
+    let door = Door::new(listeners, settings.size * (1 + settings.sockets), keys)
         .map_err(|error| failure(rank, "the listener cannot be used", Some(error.into())))?;
     let controls = (0..settings.size).map(|_| None).collect();
     Ok(Met::new(settings, roster, deadline, door, controls))

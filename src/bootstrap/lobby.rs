@@ -152,6 +152,10 @@ impl Lobby<'_> {
     fn receive(&mut self, now: Instant, mut caller: Caller) {
         let size = self.settings.size;
         let hello = match Message::decode(&caller.frame, size) {
+            Ok(message) if !caller.keeps_to_its_place(&message) => {
+                let reason = format!("a {} on a connection that is for something else", message.name());
+                return self.door.refuse(now, caller, &reason);
+            }
             Ok(Message::Hello(hello)) => hello,
             Ok(other) => {
                 let reason = format!("a {} where a hello is expected", other.name());

@@ -11,10 +11,12 @@ use super::{
     Met, ONLY_LOOPBACK, Settings,
     address::{Address, listen},
     advertised,
-    channel::Channel,
+    channel::{Channel, Pass},
     dialer::{Answer, Dialer, Trouble},
     door::Door,
-    failure, listen_on, malformed,
+    failure,
+    keys::Place as Claim,
+    listen_on, malformed,
     message::{Hello, Message, Roster, Waiting, frame_limit},
     report::Ranks,
     wait::Wait,
@@ -39,7 +41,8 @@ pub(super) fn meet(settings: &Settings, own: Hello, address: &Address, deadline:
     };
     let deadline = deadline.max(Instant::now() + roster.remaining.min(settings.connect_timeout));
     let Place { listeners, .. } = place;
-    let door = Door::new(listeners, settings.size * (1 + settings.sockets))
+    let keys = settings.group_keys(&roster.nonce);
+    let door = Door::new(listeners, settings.size * (1 + settings.sockets), keys)
         .map_err(|error| failure(rank, "the listener cannot be used", Some(error.into())))?;
     let mut controls: Vec<Option<Channel>> = (0..settings.size).map(|_| None).collect();
     controls[0] = Some(rank0.channel);
@@ -82,7 +85,8 @@ fn reach(
 ) -> Result<(Channel, SocketAddr, First)> {
     let settings = place.settings;
     let (rank, size) = (settings.rank, settings.size);
-    let mut dialer = Dialer::new(Vec::new(), frame_limit(size));
+    let pass = settings.job_keys().map(|job| Pass { place: Claim::Lobby, key: job.lobby() });
+    let mut dialer = Dialer::new(Vec::new(), frame_limit(size), pass);
     let mut resolved: Option<Instant> = None;
     let mut trouble: Option<Trouble> = None;
     loop {
@@ -138,7 +142,7 @@ fn reach(
 
 /// Of the addresses that a name stands for, those that may be called.
 fn permitted(settings: &Settings, address: &Address, mut found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
-    if !settings.allow_any_address {
+    if !settings.allows_any_address() {
         found.retain(|address| address.ip().is_loopback());
         if found.is_empty() {
             let what = "the coordinator's address";

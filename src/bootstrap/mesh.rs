@@ -12,10 +12,11 @@ use std::{
 
 use super::{
     Connections, Joined, Met,
-    channel::Channel,
+    channel::{Channel, Pass},
     dialer::{Answer, Dialer},
     door::{Caller, Farewell},
     failure,
+    keys::Place as Claim,
     message::{Greeting, Member, Message, Purpose, frame_limit},
     report::{List, Ranks},
     wait::Wait,
@@ -107,7 +108,8 @@ impl Mesh {
         for peer in 0..rank {
             let purpose = mesh.next_purpose(peer);
             if let Some(purpose) = purpose {
-                let dialer = Dialer::new(mesh.candidates(peer, purpose), frame_limit(size));
+                let pass = mesh.pass(peer, purpose);
+                let dialer = Dialer::new(mesh.candidates(peer, purpose), frame_limit(size), pass);
                 mesh.dialers.push(Calls { peer, dialer, purpose, done: false });
             }
         }
@@ -169,8 +171,9 @@ impl Mesh {
                             candidates.retain(|&candidate| candidate != address);
                             candidates.insert(0, address);
                         }
+                        let pass = self.pass(peer, purpose);
                         self.dialers[i].purpose = purpose;
-                        self.dialers[i].dialer.again(candidates);
+                        self.dialers[i].dialer.again(candidates, pass);
                     }
                     None => self.dialers[i].done = true,
                 }
@@ -190,6 +193,10 @@ impl Mesh {
     /// Finds the place of a connection by its greeting.
     fn receive(&mut self, now: Instant, mut caller: Caller) {
         let greeting = match Message::decode(&caller.frame, self.size) {
+            Ok(message) if !caller.keeps_to_its_place(&message) => {
+                let reason = format!("a {} on a connection that is for something else", message.name());
+                return self.met.door.refuse(now, caller, &reason);
+            }
             Ok(Message::Greeting(greeting)) => greeting,
             Ok(Message::Hello(hello)) => {
                 let reason = format!("the group is complete already, without this rank {}", hello.rank);
@@ -399,6 +406,12 @@ impl Mesh {
         Some(if free == 0 { Purpose::Control } else { Purpose::Data(free - 1) })
     }
 
+    /// What a connection to a lower rank has to prove.
+    fn pass(&self, peer: usize, purpose: Purpose) -> Option<Pass> {
+        let place = Claim::Pair { from: self.rank, to: peer, purpose };
+        self.met.door.keys().map(|keys| Pass { place, key: keys.place(place) })
+    }
+
     fn candidates(&self, peer: usize, purpose: Purpose) -> Vec<SocketAddr> {
         let members = &self.met.roster.members;
         let reached = self.met.reached.filter(|_| peer == 0);
@@ -471,11 +484,13 @@ fn slot(purpose: Purpose) -> usize {
 
 fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined {
     let mut control = Vec::with_capacity(size);
-    let mut data = Vec::with_capacity(size);
+    let (mut data, mut sessions) = (Vec::with_capacity(size), Vec::with_capacity(size));
     for place in places {
         let mut channels = place.into_iter().map(|place| place.channel);
         control.push(channels.next().flatten());
-        data.push(channels.flatten().map(Channel::into_stream).collect());
+        let (streams, agreed): (Vec<_>, Vec<_>) = channels.flatten().map(Channel::into_stream).unzip();
+        data.push(streams);
+        sessions.push(agreed.into_iter().flatten().collect());
     }
     let [a, b, c, d, ..] = met.roster.nonce;
     Joined {
@@ -488,6 +503,7 @@ fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined
         blob: met.roster.blob,
         hosts: met.roster.members.iter().map(|member| member.host).collect(),
         data,
+        sessions,
         control: Connections(control),
     }
 }

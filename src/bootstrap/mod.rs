@@ -16,6 +16,8 @@ mod dialer;
 mod door;
 pub(crate) mod event;
 mod exchange;
+mod frames;
+pub(crate) mod keys;
 mod lobby;
 mod member;
 mod mesh;
@@ -30,15 +32,17 @@ use std::{
     fmt, io,
     io::Read,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use address::Address;
 use channel::Channel;
 use door::Door;
+use keys::{GroupKeys, JobKeys};
 use message::{BLOB_LIMIT, Hello, Member, Roster, SIZE_LIMIT, SOCKETS_LIMIT, STRANGER_FRAME_LIMIT};
 
-use crate::{Cause, Error, Result};
+use crate::{Cause, Error, Result, config::Secret, noise::Session};
 
 /// What a rank knows before it meets the others.
 pub(crate) struct Settings {
@@ -60,8 +64,25 @@ pub(crate) struct Settings {
     pub(crate) blob: Vec<u8>,
     /// Equal on the ranks of one machine, and on no others.
     pub(crate) host: u128,
-    /// Without it only loopback addresses are listened on or called.
-    pub(crate) allow_any_address: bool,
+    /// Every connection proves it. Without it only loopback addresses are listened on or called, unless `insecure`.
+    pub(crate) secret: Option<Secret>,
+    /// Everybody on the network is trusted. Has no effect with a secret.
+    pub(crate) insecure: bool,
+}
+
+impl Settings {
+    fn allows_any_address(&self) -> bool {
+        self.secret.is_some() || self.insecure
+    }
+
+    fn job_keys(&self) -> Option<JobKeys> {
+        self.secret.clone().map(JobKeys::new)
+    }
+
+    /// What the connections of the group with this nonce have to prove.
+    fn group_keys(&self, nonce: &[u8; 32]) -> Option<Arc<GroupKeys>> {
+        self.job_keys().map(|job| Arc::new(job.group(nonce)))
+    }
 }
 
 /// How the ranks meet.
@@ -95,6 +116,8 @@ pub(crate) struct Joined {
     pub(crate) hosts: Vec<u128>,
     /// To each peer, non-blocking, in the same order at both ends; none to oneself.
     pub(crate) data: Vec<Vec<TcpStream>>,
+    /// What the two ends of each of these have agreed upon in proving the job secret; without a secret there is nothing.
+    pub(crate) sessions: Vec<Vec<Session>>,
     /// The control connections, to be given to [`control::Control::start`].
     pub(crate) control: Connections,
 }
@@ -140,7 +163,7 @@ impl Met {
         door: Door,
         controls: Vec<Option<Channel>>,
     ) -> Met {
-        let Settings { rank, sockets, allow_any_address, .. } = *settings;
+        let Settings { rank, sockets, .. } = *settings;
         Met {
             rank,
             sockets,
@@ -149,7 +172,7 @@ impl Met {
             door,
             controls,
             reached: None,
-            loopback_only: !allow_any_address,
+            loopback_only: !settings.allows_any_address(),
         }
     }
 }
@@ -175,7 +198,7 @@ fn meet(mut settings: Settings, deadline: Instant) -> Result<Met> {
                 text.parse().map_err(|reason| malformed("the coordinator's address", &text, reason))?;
             if rank == 0 {
                 let patience = deadline.saturating_duration_since(Instant::now());
-                let listeners = address.listen(patience, settings.allow_any_address).map_err(|error| {
+                let listeners = address.listen(patience, settings.allows_any_address()).map_err(|error| {
                     failure(0, format!("rank 0 cannot listen at {address}: {error}"), Some(error.into()))
                 })?;
                 if address.hides_behind_loopback(&listeners) {
@@ -198,15 +221,16 @@ fn lead(settings: &Settings, own: Hello, mut listeners: Vec<TcpListener>, deadli
     let named_count = named.len();
     listeners.splice(0..0, named);
     let member = advertised(settings, &listeners, named_count)?;
-    let door = Door::new(listeners, settings.size * (2 + settings.sockets))
+    let nonce =
+        draw_nonce().map_err(|error| failure(0, "no random numbers from the system", Some(error.into())))?;
+    let keys = settings.group_keys(&nonce);
+    let door = Door::new(listeners, settings.size * (2 + settings.sockets), keys)
         .map_err(|error| failure(0, "rank 0 cannot use its listener", Some(error.into())))?;
     let gathered = lobby::gather(settings, door, own, deadline)?;
     let lobby::Gathered { door, mut channels, mut members } = gathered;
     members[0] = member;
     let deadline = mesh_deadline(settings, deadline);
     let remaining = deadline.saturating_duration_since(Instant::now());
-    let nonce =
-        draw_nonce().map_err(|error| failure(0, "no random numbers from the system", Some(error.into())))?;
     let roster = Roster { nonce, remaining, blob: settings.blob.clone(), members };
     let frame = message::Message::Roster(roster.clone()).encode();
     channels.iter_mut().flatten().for_each(|channel| channel.send(&frame));
@@ -261,7 +285,7 @@ fn check(settings: &Settings) -> Result<()> {
         return wrong("the interface", format!("{} addresses", settings.bind.len()), reason);
     }
     for ip in &settings.bind {
-        if !ip.is_loopback() && !settings.allow_any_address {
+        if !ip.is_loopback() && !settings.allows_any_address() {
             return wrong("the interface", ip.to_string(), ONLY_LOOPBACK.to_owned());
         }
     }
@@ -289,7 +313,7 @@ fn advertised(settings: &Settings, listeners: &[TcpListener], named: usize) -> R
         let address = listener
             .local_addr()
             .map_err(|error| failure(settings.rank, "a listener without an address", Some(error.into())))?;
-        if !address.ip().is_loopback() && !settings.allow_any_address {
+        if !address.ip().is_loopback() && !settings.allows_any_address() {
             return Err(malformed("the listener's address", &address.to_string(), ONLY_LOOPBACK.to_owned()));
         }
         addresses.push(address);

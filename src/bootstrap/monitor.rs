@@ -26,8 +26,9 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::{
-    channel::{Broken, Channel, Inbox, Outbox},
+    channel::{Broken, Channel},
     event::{EVENT_LIMIT, Event},
+    frames::{Inbox, Outbox},
     watcher::{RemoteCause, Status, Watcher},
 };
 use crate::os::{PollFd, Waker, poll};

@@ -49,7 +49,7 @@ impl Config {
             return alone(wishes, timeouts);
         }
         let sockets = resolved.sockets.unwrap_or(1);
-        let choice = resolved.link;
+        let (choice, encrypt) = (resolved.link, resolved.encrypt);
         let blob =
             serde_json::to_vec(&wishes).map_err(|source| system(rank, "encoding the settings", source))?;
         let published = resolved.published;
@@ -72,10 +72,12 @@ impl Config {
             digest: vec![
                 ("sockets".to_owned(), sockets.to_string()),
                 ("link".to_owned(), resolved.link.to_string()),
+                ("encrypt".to_owned(), encrypt.to_string()),
             ],
             blob,
             host: os::host_id(),
-            allow_any_address: resolved.insecure,
+            secret: resolved.secret,
+            insecure: resolved.insecure,
         };
         let joined = bootstrap::join(settings)?;
         drop(published);
@@ -84,7 +86,7 @@ impl Config {
             reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
             source: Some(Cause::new(source)),
         })?;
-        connect_links(joined, choice, wishes, timeouts)
+        connect_links(joined, (choice, encrypt), wishes, timeouts)
     }
 
     /// Checks the settings against each other and reads the files that they name (but for the secret, which may come from a
@@ -105,21 +107,26 @@ impl Config {
 
 fn connect_links(
     joined: Joined,
-    choice: LinkChoice,
+    (choice, encrypt): (LinkChoice, bool),
     wishes: Wishes,
     timeouts: Timeouts,
 ) -> Result<Communicator> {
-    let Joined { rank, epoch, hosts, data, control, .. } = joined;
+    let Joined { rank, epoch, hosts, data, sessions, control, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
-    for (peer, sockets) in data.into_iter().enumerate() {
+    for (peer, (sockets, sessions)) in data.into_iter().zip(sessions).enumerate() {
         if peer == rank {
             senders.push(None);
             receivers.push(None);
             continue;
         }
-        let (sender, receiver) =
-            tcp::pair(sockets).map_err(|source| system(rank, "setting up a socket", source))?;
+        let link = if encrypt {
+            // Settings without a secret, and so without sessions, do not get here.
+            tcp::sealed_pair(sockets.into_iter().zip(sessions).collect())
+        } else {
+            tcp::pair(sockets)
+        };
+        let (sender, receiver) = link.map_err(|source| system(rank, "setting up a socket", source))?;
         senders.push(Some(sender));
         receivers.push(Some(receiver));
     }
@@ -169,15 +176,6 @@ fn check_link(rank: usize, choice: LinkChoice) -> Result<()> {
 /// Refuses what this version cannot do where going on without it would be wrong, and warns where it is only slower or less.
 fn check_unused(resolved: &Resolved) -> Result<()> {
     let Resolved { rank, size, local_size, origin, .. } = resolved;
-    if resolved.encrypt {
-        return Err(Error::Config {
-            what: "RACCL_ENCRYPT or Config::encrypt".to_owned(),
-            value: "1".to_owned(),
-            reason: "this version cannot encrypt; unset it only where everybody on the network is trusted"
-                .to_owned(),
-            source: None,
-        });
-    }
     if resolved.devices.is_some() || resolved.verbs_library.is_some() {
         let ring = resolved.prefer_ring;
         tracing::warn!(rank, ring, "devices are named, but this version has no verbs link: TCP is used");
@@ -186,14 +184,7 @@ fn check_unused(resolved: &Resolved) -> Result<()> {
         tracing::warn!(rank, file = %file.display(), "this version writes no trace");
     }
     let secret = resolved.secret.is_some();
-    tracing::debug!(
-        rank,
-        size,
-        ?local_size,
-        ?origin,
-        secret,
-        "joining; the secret is not checked by this version"
-    );
+    tracing::debug!(rank, size, ?local_size, ?origin, secret, "joining");
     Ok(())
 }
 

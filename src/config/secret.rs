@@ -28,7 +28,6 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    #[cfg(test)]
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }

@@ -74,8 +74,8 @@ fn channels() -> (Channel, Channel) {
     let two = listener.accept().unwrap().0;
     prepare(&one).unwrap();
     prepare(&two).unwrap();
-    let mut caller = Channel::caller(one, EVENT_LIMIT);
-    let mut called = Channel::called(two, EVENT_LIMIT);
+    let mut caller = Channel::caller(one, EVENT_LIMIT, None).unwrap();
+    let mut called = Channel::called(two, EVENT_LIMIT, None);
     caller.send(b"hello");
     while called.receive().unwrap().is_none() {}
     called.send(b"welcome");

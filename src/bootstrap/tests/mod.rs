@@ -10,6 +10,7 @@ use std::{
 use super::{message::Message, *};
 
 mod processes;
+mod trust;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -25,7 +26,8 @@ fn settings(rank: usize, size: usize, meeting: Meeting) -> Settings {
         digest: vec![("link".to_owned(), "tcp".to_owned())],
         blob: format!("from {rank}").into_bytes(),
         host: 1,
-        allow_any_address: false,
+        secret: None,
+        insecure: false,
     }
 }
 
@@ -536,7 +538,7 @@ fn a_rank_0_that_breaks_the_protocol_is_an_error_and_not_a_hang() {
         let mut settings = settings(1, 2, Meeting::Coordinator(address));
         settings.connect_timeout = Duration::from_millis(700);
         let member = thread::spawn(|| join(settings));
-        let mut channel = Channel::called(listener.accept().unwrap().0, 1 << 20);
+        let mut channel = Channel::called(listener.accept().unwrap().0, 1 << 20, None);
         assert!(channel.receive().unwrap().is_some());
         frames.iter().for_each(|frame| channel.send(frame));
         let text = member.join().unwrap().unwrap_err().to_string();
@@ -549,7 +551,7 @@ const NOWHERE: &str = "127.0.0.1:9";
 
 /// Says hello as a rank with the settings of `like`, and goes no further.
 fn say_hello(address: &str, rank: usize, like: &Settings) -> Channel {
-    let mut channel = Channel::caller(TcpStream::connect(address).unwrap(), 1 << 20);
+    let mut channel = Channel::caller(TcpStream::connect(address).unwrap(), 1 << 20, None).unwrap();
     let member = Member { host: like.host, addresses: vec![NOWHERE.parse().unwrap()], named: 0 };
     let Settings { size, job, digest, .. } = like;
     let hello = Hello { job: job.clone(), rank, size: *size, settings: digest.clone(), member };
