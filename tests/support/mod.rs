@@ -139,7 +139,7 @@ impl Meeting {
 }
 
 /// Says in a process's environment which test it is a rank of.
-const CHILD: &str = "RACCL_TEST_CHILD";
+pub(crate) const CHILD: &str = "RACCL_TEST_CHILD";
 
 /// Runs `body` as every rank of a group of processes: the test program starts itself once for every rank, and in those
 /// processes this call runs `body` and ends the process. `name` is the test's full name. Returns what the ranks printed.
@@ -197,7 +197,7 @@ pub(crate) fn launch(
 
 /// An address on which nobody listens. Its port is below those that the system gives to outgoing connections, so that none
 /// of these takes it before a rank does.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     let mut random = random::Random::new(random::Random::fresh_seed());
     loop {
         let address = format!("127.0.0.1:{}", 10_000 + random.below(20_000));
