@@ -9,9 +9,10 @@ use std::{
 
 use super::{
     block::Pool,
+    landing::Place,
     message::{RecvOperation, SendOperation},
     numbers::Numbers,
-    run::{Place, Run},
+    run::Run,
     shared::{BUDGET, Shared},
 };
 use crate::link::{Header, Receiver, Signature};

@@ -8,11 +8,14 @@ mod block;
 pub(crate) mod call;
 mod core;
 mod drive;
+mod fold;
 mod health;
+mod landing;
 mod lines;
 mod message;
 mod numbers;
 mod prepare;
+mod progress;
 mod run;
 mod shared;
 #[cfg(test)]
