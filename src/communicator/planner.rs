@@ -41,6 +41,11 @@ impl Planner {
         Planner::new(Arc::clone(&self.topology), members)
     }
 
+    #[cfg(test)]
+    pub(super) fn set_chunk(&mut self, bytes: u64) {
+        self.tuning.chunk = bytes;
+    }
+
     #[allow(clippy::too_many_arguments)]
     pub(super) fn plan(
         &self,

@@ -1,9 +1,20 @@
 //! Groups of threads.
+use half::bf16;
+use num_complex::Complex;
+
 use super::*;
-use crate::{Sum, local_group};
+use crate::{
+    Avg, Fractional, Sum,
+    link::{self, LinkKind},
+    local_group,
+    topology::Topology,
+};
 
 fn run<R: Send>(size: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let group = local_group(size).unwrap();
+    run_on(local_group(size).unwrap(), body)
+}
+
+fn run_on<R: Send>(group: Vec<Communicator>, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let body = &body;
     std::thread::scope(|threads| {
         let ranks: Vec<_> = group.into_iter().map(|comm| threads.spawn(move || body(comm))).collect();
@@ -131,4 +142,65 @@ fn a_send_ends_when_its_peer_leaves() {
         drop(one);
         assert!(matches!(sending.join().unwrap(), Err(Error::PeerLost { peer: 1, .. })));
     });
+}
+
+/// Numbers that no two orders of addition sum to the same bits, on the whole.
+fn sample(rank: usize, i: usize) -> f32 {
+    let mixed = (rank as u64 * 1_000_003 + i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f32 / 4e6 - 2.1
+}
+
+/// The bits of sums and averages of f32, bf16 and complex numbers, in place and not.
+fn bits(comm: &Communicator, count: usize) -> Vec<u8> {
+    fn of<T: Fractional>(comm: &Communicator, mine: Vec<T>, bits: &mut Vec<u8>) {
+        let mut output = vec![T::zeroed(); mine.len()];
+        comm.all_reduce_into(&mine, &mut output, Sum).unwrap();
+        bits.extend_from_slice(bytemuck::cast_slice(&output));
+        let mut output = mine;
+        comm.all_reduce(&mut output, Avg).unwrap();
+        bits.extend_from_slice(bytemuck::cast_slice(&output));
+    }
+    let mine = |i| sample(comm.rank(), i);
+    let mut bits = Vec::new();
+    of::<f32>(comm, (0..count).map(mine).collect(), &mut bits);
+    of::<bf16>(comm, (0..count).map(|i| bf16::from_f32(mine(i))).collect(), &mut bits);
+    of::<Complex<f32>>(comm, (0..count).map(|i| Complex::new(mine(i), mine(i + 7))).collect(), &mut bits);
+    bits
+}
+
+/// What tests over processes prove of the default chunk holds for every other.
+#[test]
+fn no_chunk_size_changes_bits() {
+    for size in 2..=9 {
+        for algorithm in [
+            "one_shot",
+            "two_shot",
+            "recursive_doubling",
+            "recursive_halving",
+            "ring",
+            "bidirectional_ring",
+            "line",
+        ] {
+            let with_chunk = |chunk| {
+                let overrides = format!("all_reduce:{algorithm}").parse().unwrap();
+                let topology = Topology::new(&vec![(); size], LinkKind::Local, LinkKind::Local, 2, overrides);
+                let link =
+                    |low: &Arc<_>, high: &Arc<_>| Ok(link::local::pair(Arc::clone(low), Arc::clone(high)));
+                let mut group = local::threads(topology, link).unwrap();
+                for comm in &mut group {
+                    Arc::get_mut(&mut comm.inner).unwrap().planner.set_chunk(chunk);
+                }
+                let all = run_on(group, |comm| {
+                    assert_eq!(comm.explain(Collective::AllReduce, 4000).algorithm.name(), algorithm);
+                    bits(&comm, 3001)
+                });
+                assert!(all.iter().all(|bits| *bits == all[0]), "{algorithm} on {size} ranks, chunk {chunk}");
+                all.into_iter().next()
+            };
+            let whole = with_chunk(1 << 20);
+            for chunk in [16, 1000, 5000] {
+                assert!(with_chunk(chunk) == whole, "{algorithm} on {size} ranks, chunk {chunk}");
+            }
+        }
+    }
 }
