@@ -1,7 +1,6 @@
 //! What happens when a message arrives: every header finds the place for its payload, every payload its operation.
 
 use super::{
-    call::describe,
     core::{Core, Incoming, OperationId, Stored},
     health::Failure,
     lines::Lines,
@@ -382,15 +381,7 @@ impl Core {
     /// Compares a peer's call with ours at the same place of the sequence.
     pub(crate) fn check_signature(&self, peer: usize, header: &Header) -> Result<(), Failure> {
         let Some(group) = self.communicators.get(&header.comm) else { return Ok(()) };
-        match group.called(header.sequence) {
-            Some(mine) if *mine != header.signature => Err(Failure::Mismatch {
-                peer,
-                sequence: header.sequence,
-                mine: describe(mine),
-                theirs: describe(&header.signature),
-            }),
-            _ => Ok(()),
-        }
+        group.compare(peer, header.sequence, &header.signature)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The signature of a collective call, as it stands in every message of it.
 #![forbid(unsafe_code)]
 
-use std::fmt;
+use std::{borrow::Borrow, fmt, ops::Range};
 
 use crate::{
     link::Signature,
@@ -76,12 +76,29 @@ impl Call {
     }
 }
 
+/// Puts into a signature what was called before, so that ranks whose earlier calls differed are told apart by any later
+/// message: `past` is [`remember`]ed from call to call.
+pub(crate) fn stamp(signature: &mut Signature, past: u16) {
+    signature[PAST].copy_from_slice(&past.to_le_bytes());
+}
+
+/// What stands for all calls up to one with this (stamped) signature.
+pub(crate) fn remember(signature: &Signature) -> u16 {
+    let hash = fnv(signature);
+    (hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48)) as u16
+}
+
+/// Whether two signatures name the same call, whatever came before.
+pub(crate) fn same_call(one: &Signature, other: &Signature) -> bool {
+    one[..PAST.start] == other[..PAST.start] && one[PAST.end..] == other[PAST.end..]
+}
+
+/// Where a signature says what was called before.
+const PAST: Range<usize> = 6..8;
+
 /// A digest of counts: FNV-1a over their little-endian bytes, folded to 32 bits.
 pub(crate) fn digest(counts: &[usize]) -> u32 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in counts.iter().flat_map(|&count| (count as u64).to_le_bytes()) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
+    let hash = fnv(counts.iter().flat_map(|&count| (count as u64).to_le_bytes()));
     (hash ^ (hash >> 32)) as u32
 }
 
@@ -122,6 +139,11 @@ impl fmt::Display for Described<'_> {
         }
         f.write_str(")")
     }
+}
+
+fn fnv(bytes: impl IntoIterator<Item: Borrow<u8>>) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| step(hash, *byte.borrow()))
 }
 
 fn kind_name(code: u8) -> &'static str {
@@ -165,6 +187,25 @@ mod tests {
         let call = Call { root: 3, ..Call::new(CallKind::Broadcast, 4, 7) };
         assert_eq!(describe(&call.encode()), "broadcast(7 x 4 bytes from root 3)");
         assert_eq!(describe(&Call::new(CallKind::Barrier, 0, 0).encode()), "barrier");
+    }
+
+    #[test]
+    fn what_was_called_before_is_remembered_for_ever() {
+        let of = |calls: &[usize]| {
+            let mut past = 0;
+            for &count in calls {
+                let mut signature = Call::new(CallKind::AllReduce, 4, count).encode();
+                stamp(&mut signature, past);
+                past = remember(&signature);
+            }
+            past
+        };
+        assert_eq!(of(&[1, 2, 3]), of(&[1, 2, 3]));
+        assert_ne!(of(&[1, 2, 3]), of(&[2, 1, 3]));
+        assert_ne!(of(&[7, 2, 3, 4]), of(&[8, 2, 3, 4]));
+        let (mut one, other) = (Call::new(CallKind::Barrier, 0, 0).encode(), [1; 24]);
+        stamp(&mut one, 17);
+        assert!(same_call(&one, &Call::new(CallKind::Barrier, 0, 0).encode()) && !same_call(&one, &other));
     }
 
     #[test]

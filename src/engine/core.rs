@@ -9,6 +9,8 @@ use std::{
 
 use super::{
     block::Pool,
+    call,
+    health::{Failure, STATUSES},
     landing::Place,
     message::{RecvOperation, SendOperation},
     numbers::Numbers,
@@ -103,6 +105,8 @@ pub(crate) struct Group {
     pub(crate) shared: Arc<Shared>,
     /// The number of the next collective.
     pub(crate) next_sequence: u64,
+    /// Stands for all collectives so far.
+    past: u16,
     /// Collectives in flight.
     pub(crate) active: Vec<(u64, OperationId)>,
     /// Signatures of the last collectives, the newest last.
@@ -139,6 +143,7 @@ impl Group {
         Group {
             shared,
             next_sequence: 0,
+            past: 0,
             active: Vec::new(),
             history: VecDeque::new(),
             early: VecDeque::new(),
@@ -164,14 +169,16 @@ impl Group {
         self.entered[peer] = self.entered[peer].max(sequence.saturating_add(1));
     }
 
-    /// Takes the next place in the sequence of collectives.
-    pub(crate) fn begin(&mut self, signature: Signature) -> u64 {
+    /// Takes the next place in the sequence of collectives, and completes the call's signature.
+    pub(crate) fn begin(&mut self, signature: &mut Signature) -> u64 {
+        call::stamp(signature, self.past);
+        self.past = call::remember(signature);
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         if self.history.len() == Group::HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back((sequence, signature));
+        self.history.push_back((sequence, *signature));
         sequence
     }
 
@@ -180,6 +187,26 @@ impl Group {
         let back = self.next_sequence.checked_sub(sequence.checked_add(1)?)?;
         let index = self.history.len().checked_sub(usize::try_from(back).ok()? + 1)?;
         self.history.get(index).map(|(_, signature)| signature)
+    }
+
+    /// The last calls, the newest last; not more than a peer [keeps](super::health::Health) of them.
+    pub(crate) fn latest(&self) -> impl Iterator<Item = &(u64, Signature)> {
+        self.history.iter().skip(self.history.len().saturating_sub(STATUSES))
+    }
+
+    /// Compares a peer's call with ours at the same place of the sequence.
+    pub(crate) fn compare(&self, peer: usize, sequence: u64, theirs: &Signature) -> Result<(), Failure> {
+        match self.called(sequence) {
+            Some(mine) if mine == theirs => Ok(()),
+            Some(mine) if call::same_call(mine, theirs) => {
+                Err(Failure::Diverged { peer, comm: self.shared.id, sequence, call: call::describe(mine) })
+            }
+            Some(mine) => {
+                let (mine, theirs) = (call::describe(mine), call::describe(theirs));
+                Err(Failure::Mismatch { peer, sequence, mine, theirs })
+            }
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn active(&self, sequence: u64) -> Option<OperationId> {

@@ -126,8 +126,28 @@ impl Engine {
             // A broken data connection is often the echo of a failure elsewhere, whose cause is on its way.
             self.health.wait_failure(Instant::now() + VERDICT);
         }
+        let failure = match failure {
+            Failure::Diverged { peer, comm, .. } => self.find_first(core, peer, comm).unwrap_or(failure),
+            other => other,
+        };
         self.health.fail(failure);
         self.collapse(core, operation);
+    }
+
+    /// A peer's earlier calls were others than ours: which was the first? Both sides tell the other their last calls, and
+    /// whoever sees the difference first says so to everybody. None if nobody does in time or the failure is known already.
+    fn find_first(&self, core: &mut Core, peer: usize, comm: u32) -> Option<Failure> {
+        let until = Instant::now() + VERDICT;
+        for &(sequence, signature) in core.communicators.get(&comm)?.latest() {
+            self.control.status(peer, Status { comm, sequence, signature });
+        }
+        while self.health.wait_news(until) {
+            match self.read_news(core) {
+                Ok(()) | Err(Failure::Diverged { .. }) => {}
+                Err(first) => return Some(first),
+            }
+        }
+        None
     }
 
     /// After a failure: no link and no operation touches anybody's memory from here on.
@@ -353,17 +373,17 @@ impl Engine {
 
     /// Looks at what peers said about where they are.
     fn read_news(&self, core: &mut Core) -> Result<(), Failure> {
+        let mut diverged = Ok(());
         for (peer, status) in self.health.take_statuses() {
             let Some(group) = core.communicators.get(&status.comm) else { continue };
-            if let Some(mine) = group.called(status.sequence)
-                && *mine != status.signature
-            {
-                let (mine, theirs) = (super::call::describe(mine), super::call::describe(&status.signature));
-                return Err(Failure::Mismatch { peer, sequence: status.sequence, mine, theirs });
+            match group.compare(peer, status.sequence, &status.signature) {
+                // The call that began it may be told of further on.
+                Err(later @ Failure::Diverged { .. }) => diverged = diverged.and(Err(later)),
+                other => other?,
             }
             core.reports.insert((status.comm, peer), status.sequence);
         }
-        Ok(())
+        diverged
     }
 
     /// Looks at the deadlines, at most every [`TICK`].

@@ -28,16 +28,50 @@ pub(crate) const FAILED: u32 = 1;
 /// A peer has left or has told where it is: the driver should look.
 pub(crate) const NEWS: u32 = 2;
 
+/// Of what a peer says about where it is, so much is kept until somebody looks.
+pub(crate) const STATUSES: usize = 16;
+
 /// The first cause of a failure, independent of the call that reports it.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
-    PeerLost { peer: usize, reason: String, source: Option<Cause> },
-    Timeout { peer: usize, link: LinkKind, waited: Duration, bytes: u64, detail: String },
-    Mismatch { peer: usize, sequence: u64, mine: String, theirs: String },
+    PeerLost {
+        peer: usize,
+        reason: String,
+        source: Option<Cause>,
+    },
+    Timeout {
+        peer: usize,
+        link: LinkKind,
+        waited: Duration,
+        bytes: u64,
+        detail: String,
+    },
+    Mismatch {
+        peer: usize,
+        sequence: u64,
+        mine: String,
+        theirs: String,
+    },
+    /// The calls are the same but earlier ones were not.
+    Diverged {
+        peer: usize,
+        comm: u32,
+        sequence: u64,
+        call: String,
+    },
     Aborted,
-    Protocol { peer: usize, link: LinkKind, reason: String },
-    Panicked { message: String },
-    System { what: &'static str, source: Cause },
+    Protocol {
+        peer: usize,
+        link: LinkKind,
+        reason: String,
+    },
+    Panicked {
+        message: String,
+    },
+    System {
+        what: &'static str,
+        source: Cause,
+    },
     Remote(RemoteCause),
 }
 
@@ -123,6 +157,17 @@ impl Health {
         while news.failure.is_none() && !self.answered.wait_until(&mut news, until).timed_out() {}
     }
 
+    /// Waits until peers have told where they are: false if the group has failed or the time is up.
+    pub(crate) fn wait_news(&self, until: Instant) -> bool {
+        let mut news = self.news.lock();
+        while news.failure.is_none() && news.statuses.is_empty() {
+            if self.answered.wait_until(&mut news, until).timed_out() {
+                break;
+            }
+        }
+        news.failure.is_none() && !news.statuses.is_empty()
+    }
+
     /// True once the peer has said goodbye.
     pub(crate) fn departed(&self, peer: usize) -> bool {
         self.news.lock().departed[peer]
@@ -172,14 +217,16 @@ impl Watcher for Health {
     }
 
     fn status(&self, peer: usize, status: Status) {
-        /// More than one entry a communicator and peer is never needed; a peer that floods is cut here.
-        const LIMIT: usize = 1024;
         let mut news = self.news.lock();
-        news.statuses.retain(|(from, old)| (*from, old.comm) != (peer, status.comm));
-        if news.statuses.len() < LIMIT {
-            news.statuses.push((peer, status));
+        // The latest of each peer: one that floods pushes out its own.
+        if news.statuses.iter().filter(|(from, _)| *from == peer).count() >= STATUSES
+            && let Some(oldest) = news.statuses.iter().position(|(from, _)| *from == peer)
+        {
+            news.statuses.remove(oldest);
         }
+        news.statuses.push((peer, status));
         drop(news);
+        self.answered.notify_all();
         self.flag.fetch_or(NEWS, Ordering::Release);
         self.waker.wake();
     }
@@ -197,6 +244,10 @@ impl Failure {
             }
             Failure::Mismatch { peer, sequence, mine, theirs } => {
                 Error::Mismatch { rank, peer, sequence, mine, theirs }
+            }
+            Failure::Diverged { peer, sequence, call, .. } => {
+                let after = |whose| format!("{call} after {whose} earlier calls");
+                Error::Mismatch { rank, peer, sequence, mine: after("these"), theirs: after("other") }
             }
             Failure::Aborted => Error::Aborted { operation, rank, by: rank },
             Failure::Protocol { peer, link, reason } => Error::Protocol { rank, peer, link, reason },

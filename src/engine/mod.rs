@@ -385,7 +385,7 @@ impl Engine {
     ) -> Result<OperationId> {
         let Submission {
             prepared,
-            signature,
+            mut signature,
             operation,
             raw_size,
             acc_size,
@@ -400,7 +400,7 @@ impl Engine {
             // A communicator is registered as long as a handle of it exists, and the caller has one.
             unreachable!("communicator {} is not registered", comm.id);
         };
-        let sequence = group.begin(signature);
+        let sequence = group.begin(&mut signature);
         let shared = Arc::clone(comm);
         let start = Start {
             prepared,
