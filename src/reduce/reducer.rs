@@ -15,7 +15,7 @@ use super::stream;
 #[derive(Clone, Copy)]
 pub struct Reducer<'a> {
     kind: Kind<'a>,
-    /// Bytes of the whole output of which a fold may be only a piece; 0 when every fold is a whole.
+    /// Every output counts as at least so many bytes when the way of writing it is chosen; 0 but in tests.
     output: usize,
 }
 
@@ -72,10 +72,7 @@ impl<'a> Reducer<'a> {
         Self { kind: Kind::Custom(fold), output: 0 }
     }
 
-    /// The same reducer for folds that are pieces of an output of `bytes` in all.
-    ///
-    /// What is too large to stay in the cache is written past it, which saves a third of the memory traffic;
-    /// a piece alone does not show how large the whole is.
+    /// The same reducer as if the whole output had `bytes`, so that small ones are written past the cache too.
     #[cfg(test)]
     pub(crate) fn for_output_of(self, bytes: usize) -> Self {
         Self { output: bytes, ..self }
