@@ -52,7 +52,7 @@ mod reduce;
 mod topology;
 
 pub use communicator::{
-    ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
+    AbortHandle, ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
 };
 pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
 pub use error::{Cause, Error, Result};

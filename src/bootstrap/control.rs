@@ -11,7 +11,8 @@ use std::{
 
 use super::{
     Connections,
-    monitor::{self, Group},
+    alarm::Alarm,
+    monitor::{self, Bell, Group},
     watcher::{RemoteCause, Status, Watcher},
 };
 use crate::{Error, Result};
@@ -80,6 +81,15 @@ impl Control {
         }
     }
 
+    /// What ends the group from a signal handler. `rank` is this one.
+    pub(crate) fn trigger(&self, rank: usize) -> Trigger {
+        let (alarms, bell) = match &self.0 {
+            Kind::Remote(group) => (group.alarm().into_iter().collect(), group.bell()),
+            Kind::Local(local) => (local.alarms(), None),
+        };
+        Trigger { rank, alarms, bell }
+    }
+
     /// Sends what is queued, for a second at most, and closes. The watcher is not called any more, but a call that is under way
     /// may still be when this returns. Later calls of any method do nothing.
     pub(crate) fn close(&self) {
@@ -93,6 +103,24 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Ends a group without a lock and without taking or giving back memory.
+pub(crate) struct Trigger {
+    rank: usize,
+    /// Of this rank; in a group of threads, of all ranks.
+    alarms: Box<[Arc<Alarm>]>,
+    /// Of the monitor, which tells the other processes.
+    bell: Option<Bell>,
+}
+
+impl Trigger {
+    pub(crate) fn pull(&self) {
+        self.alarms.iter().for_each(|alarm| alarm.abort(self.rank));
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
     }
 }
 
@@ -131,6 +159,11 @@ impl Local {
         if let Some(watcher) = self.peer(peer) {
             watcher.status(self.rank, status);
         }
+    }
+
+    fn alarms(&self) -> Box<[Arc<Alarm>]> {
+        let peers = self.peers.iter().flatten().filter_map(Weak::upgrade);
+        std::iter::once(self.own.alarm()).chain(peers.map(|watcher| watcher.alarm())).collect()
     }
 
     fn close(&self) {

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod address;
+pub(crate) mod alarm;
 pub(crate) mod channel;
 pub(crate) mod control;
 mod dialer;

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::{
+    alarm::Alarm,
     channel::{Broken, Channel},
     event::{EVENT_LIMIT, Event},
     frames::{Inbox, Outbox},
@@ -70,6 +71,15 @@ pub(super) fn watch(group: Arc<Group>) -> io::Result<()> {
 struct Monitor {
     waker: Waker,
     arrivals: Mutex<Vec<Arc<Group>>>,
+}
+
+/// Makes the monitor look after its groups. Safe in a signal handler.
+pub(super) struct Bell(Arc<Monitor>);
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        self.0.waker.wake();
+    }
 }
 
 /// The connections of one group.
@@ -182,6 +192,23 @@ impl Group {
             sending |= out.outbox.unsent();
         }
         sending
+    }
+
+    pub(super) fn alarm(&self) -> Option<Arc<Alarm>> {
+        self.watcher.upgrade().map(|watcher| watcher.alarm())
+    }
+
+    pub(super) fn bell(&self) -> Option<Bell> {
+        self.monitor.lock().clone().map(Bell)
+    }
+
+    /// Tells the peers if somebody has rung the alarm.
+    fn pass_on_alarm(&self) {
+        self.report(|watcher| {
+            if let Some(cause) = watcher.aborted() {
+                (0..self.peers.len()).for_each(|peer| self.failed(peer, &cause));
+            }
+        });
     }
 
     fn wake(&self) {
@@ -338,6 +365,7 @@ impl Monitor {
             groups.append(&mut self.arrivals.lock());
             let now = Instant::now();
             for group in &groups {
+                group.pass_on_alarm();
                 for (rank, peer) in group.peers.iter().enumerate() {
                     if let Some(peer) = peer {
                         group.answer_for(rank, peer);

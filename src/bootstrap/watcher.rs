@@ -1,6 +1,9 @@
 //! What control connections report, and to whom.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
+use super::alarm::Alarm;
 use crate::link::Signature;
 
 /// Receives what the monitor learns about the peers. Implemented by the engine; methods are called from the monitor's thread,
@@ -21,6 +24,12 @@ pub(crate) trait Watcher: Send + Sync {
 
     /// The peer has been waiting for a while and tells where it is.
     fn status(&self, peer: usize, status: Status);
+
+    /// What a signal handler may ring.
+    fn alarm(&self) -> Arc<Alarm>;
+
+    /// What the other ranks shall be told, once, after the alarm was rung by this rank.
+    fn aborted(&self) -> Option<RemoteCause>;
 }
 
 /// Why a rank failed, as it travels.

@@ -1,5 +1,6 @@
 //! Communicators: the public face of the library.
 
+mod abort;
 mod bytes;
 mod collectives;
 mod connect;
@@ -17,6 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 use self::planner::Planner;
 pub use self::{
+    abort::AbortHandle,
     bytes::ByteCommunicator,
     explain::{Collective, Explanation},
     local::local_group,
@@ -135,6 +137,19 @@ impl Communicator {
     /// ```
     pub fn abort(&self) {
         self.inner.engine.abort();
+    }
+
+    /// A handle that does what [`abort`](Communicator::abort) does and may be used in a signal handler.
+    ///
+    /// ```
+    /// # let comm = raccl::Config::new().connect()?;
+    /// let handle = comm.abort_handle();
+    /// handle.abort();
+    /// assert!(matches!(comm.barrier(), Err(raccl::Error::Aborted { by: 0, .. })));
+    /// # Ok::<(), raccl::Error>(())
+    /// ```
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.inner.engine.abort_handle())
     }
 
     /// Leaves the group, as dropping the last communicator does, and returns the error that the group had failed with, if it

@@ -16,11 +16,11 @@ use parking_lot::MutexGuard;
 use super::{
     Engine,
     core::{Clock, Core, Incoming, Operation, OperationId, Waiter},
-    health::{Failure, NEWS},
+    health::Failure,
     message::{RecvState, SendState},
 };
 use crate::{
-    bootstrap::watcher::Status,
+    bootstrap::{alarm::NEWS, watcher::Status},
     error::Error,
     link::{Arrival, LinkKind, Sender},
     os::{self, PollFd},

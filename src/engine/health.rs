@@ -1,32 +1,27 @@
 //! What has gone wrong, who has left, and where the others say they are.
 //!
-//! The monitor's thread writes here; callers read. `flag` is the only thing that a healthy call looks at (one relaxed load):
-//! zero means that nothing has happened since somebody last looked. Everything else is behind a mutex that is held for a few
-//! instructions. The flag is set after the mutex's content (release) and whoever sees it takes the mutex, so no more ordering
-//! is needed.
+//! The monitor's thread writes here; callers read. The flag of the [`Alarm`] is the only thing that a healthy call looks at (one
+//! relaxed load): zero means that nothing has happened since somebody last looked. Everything else is behind a mutex that is
+//! held for a few instructions. The flag is set after the mutex's content (release) and whoever sees it takes the mutex, so no
+//! more ordering is needed.
 #![forbid(unsafe_code)]
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    bootstrap::watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status, Watcher},
+    bootstrap::{
+        alarm::{ABORT, Alarm, FAILED, NEWS},
+        watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status, Watcher},
+    },
     error::{Cause, Error},
     link::{LinkKind, Sender},
     os::Waker,
 };
-
-/// The group has failed; every call returns the first cause.
-pub(crate) const FAILED: u32 = 1;
-/// A peer has left or has told where it is: the driver should look.
-pub(crate) const NEWS: u32 = 2;
 
 /// Of what a peer says about where it is, so much is kept until somebody looks.
 pub(crate) const STATUSES: usize = 16;
@@ -78,10 +73,9 @@ pub(crate) enum Failure {
 /// Shared by the engine, the monitor and every call.
 pub(crate) struct Health {
     rank: usize,
-    flag: AtomicU32,
+    alarm: Arc<Alarm>,
     news: Mutex<News>,
     answered: Condvar,
-    waker: Arc<Waker>,
     senders: Arc<[Option<Sender>]>,
 }
 
@@ -106,24 +100,29 @@ impl Health {
         };
         Health {
             rank,
-            flag: AtomicU32::new(0),
+            alarm: Arc::new(Alarm::new(waker)),
             news: Mutex::new(news),
             answered: Condvar::new(),
-            waker,
             senders,
         }
     }
 
     /// Zero when all is well: the one load that a healthy call pays.
     pub(crate) fn flag(&self) -> u32 {
-        self.flag.load(Ordering::Relaxed)
+        self.alarm.flag.load(Ordering::Relaxed)
+    }
+
+    /// True once nothing more can be called.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.flag() & (FAILED | ABORT) != 0
     }
 
     /// The first cause as the error of `operation`, if the group has failed.
     pub(crate) fn error(&self, operation: &'static str) -> Option<Error> {
-        if self.flag() & FAILED == 0 {
+        if !self.has_failed() {
             return None;
         }
+        self.admit_abort();
         self.news.lock().failure.as_ref().map(|failure| failure.error(operation, self.rank))
     }
 
@@ -133,12 +132,25 @@ impl Health {
         let first = news.failure.is_none();
         if first {
             news.failure = Some(failure);
-            self.flag.fetch_or(FAILED, Ordering::Release);
+            self.alarm.flag.fetch_or(FAILED, Ordering::Release);
         }
         drop(news);
         self.answered.notify_all();
-        self.waker.wake();
+        self.alarm.waker.wake();
         first
+    }
+
+    /// A rung alarm becomes the failure that it stands for, unless there was one before.
+    fn admit_abort(&self) {
+        if self.flag() & FAILED != 0 {
+            return;
+        }
+        let by = self.alarm.aborted_by();
+        let cause = |message| RemoteCause { origin: by, kind: CauseKind::Aborted, message };
+        self.fail(match by == self.rank {
+            true => Failure::Aborted,
+            false => Failure::Remote(cause(format!("aborted by rank {by}"))),
+        });
     }
 
     /// The first cause, once: for the one who tells the other ranks.
@@ -176,7 +188,7 @@ impl Health {
     /// What peers have told since the last call, and clears the flag for it.
     pub(crate) fn take_statuses(&self) -> Vec<(usize, Status)> {
         let mut news = self.news.lock();
-        self.flag.fetch_and(!NEWS, Ordering::Relaxed);
+        self.alarm.flag.fetch_and(!NEWS, Ordering::Relaxed);
         std::mem::take(&mut news.statuses)
     }
 
@@ -198,8 +210,8 @@ impl Watcher for Health {
     fn goodbye(&self, peer: usize) -> Vec<u64> {
         let sent = self.senders[peer].as_ref().map_or_else(Vec::new, Sender::close);
         self.news.lock().departed[peer] = true;
-        self.flag.fetch_or(NEWS, Ordering::Release);
-        self.waker.wake();
+        self.alarm.flag.fetch_or(NEWS, Ordering::Release);
+        self.alarm.waker.wake();
         sent
     }
 
@@ -216,6 +228,18 @@ impl Watcher for Health {
         self.fail(Failure::PeerLost { peer, reason, source: None });
     }
 
+    fn alarm(&self) -> Arc<Alarm> {
+        Arc::clone(&self.alarm)
+    }
+
+    fn aborted(&self) -> Option<RemoteCause> {
+        if self.flag() & ABORT == 0 {
+            return None;
+        }
+        self.admit_abort();
+        self.announce().map(|failure| failure.cause(self.rank, "abort"))
+    }
+
     fn status(&self, peer: usize, status: Status) {
         let mut news = self.news.lock();
         // The latest of each peer: one that floods pushes out its own.
@@ -227,8 +251,8 @@ impl Watcher for Health {
         news.statuses.push((peer, status));
         drop(news);
         self.answered.notify_all();
-        self.flag.fetch_or(NEWS, Ordering::Release);
-        self.waker.wake();
+        self.alarm.flag.fetch_or(NEWS, Ordering::Release);
+        self.alarm.waker.wake();
     }
 }
 

@@ -33,7 +33,7 @@ use parking_lot::{Mutex, MutexGuard};
 pub(crate) use self::shared::BUDGET;
 use self::{
     core::{Core, Entry, Group, Incoming, Operation, Stored, Table},
-    health::{FAILED, Failure},
+    health::Failure,
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
     numbers::Numbers,
@@ -48,7 +48,7 @@ pub(crate) use self::{
     shared::Shared,
 };
 use crate::{
-    bootstrap::control::Control,
+    bootstrap::control::{Control, Trigger},
     error::{Error, Result},
     link::{Header, LinkKind, MessageKind, Receiver, Sender, Signature},
     os::Waker,
@@ -346,6 +346,11 @@ impl Engine {
         self.collapse(&mut self.core.lock(), "abort");
     }
 
+    /// What [`Engine::abort`] does, for where no lock may be taken.
+    pub(crate) fn abort_handle(&self) -> Trigger {
+        self.control.trigger(self.rank)
+    }
+
     /// Says goodbye, reads what peers still sent, and closes. Returns the error that the group had failed with before.
     pub(crate) fn leave(&self) -> Result<()> {
         let mut core = self.core.lock();
@@ -502,7 +507,7 @@ impl Engine {
     }
 
     fn refuse_failed(&self, core: &mut Core, operation: &'static str) -> Result<()> {
-        if self.health.flag() & FAILED == 0 {
+        if !self.health.has_failed() {
             return Ok(());
         }
         self.collapse(core, operation);

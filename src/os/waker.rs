@@ -49,10 +49,10 @@ impl Waker {
     }
 
     /// Wakes the sleeper if there is one. What it shall find must have been published before. Costs a fence and a load while
-    /// nobody sleeps.
+    /// nobody sleeps. Safe in a signal handler.
     pub(crate) fn wake(&self) {
         if self.parked.claim() {
-            self.bell.ring();
+            keep_errno(|| self.bell.ring());
         }
     }
 
@@ -164,6 +164,21 @@ fn set_flags(fd: RawFd, command: libc::c_int, flags: libc::c_int) -> io::Result<
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// Does something after which `errno` is as it was: a signal handler may have interrupted somebody who is about to read it.
+fn keep_errno(body: impl FnOnce()) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: takes no argument and has no precondition; the result is this thread's own variable.
+    let errno = unsafe { libc::__errno_location() };
+    #[cfg(not(target_os = "linux"))]
+    // SAFETY: as above.
+    let errno = unsafe { libc::__error() };
+    // SAFETY: the variable lives as long as the thread, and no reference to it exists.
+    let before = unsafe { errno.read() };
+    body();
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
 }
 
 fn write(fd: RawFd, bytes: &[u8]) -> isize {

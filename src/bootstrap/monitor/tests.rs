@@ -57,6 +57,15 @@ impl Watcher for Recorder {
     fn status(&self, peer: usize, status: Status) {
         self.note(format!("status {peer}: {}", status.sequence));
     }
+
+    fn alarm(&self) -> Arc<Alarm> {
+        // Nobody listens: these watchers belong to no engine.
+        Arc::new(Alarm::new(Arc::new(Waker::new().unwrap())))
+    }
+
+    fn aborted(&self) -> Option<RemoteCause> {
+        None
+    }
 }
 
 pub(in super::super) fn cause(origin: usize) -> RemoteCause {
