@@ -282,6 +282,11 @@ impl Failure {
                     let reason = format!("as rank {origin} found");
                     Error::PeerLost { operation, rank, peer, reason, source: None }
                 }
+                // What broke is between the two of us, so that either lost the other.
+                CauseKind::PeerLost { .. } if origin != rank => {
+                    let reason = format!("it can no longer reach this rank: {message}");
+                    Error::PeerLost { operation, rank, peer: origin, reason, source: None }
+                }
                 CauseKind::Mismatch { peer, sequence, mine, theirs } => {
                     Error::Mismatch { rank: origin, peer, sequence, mine, theirs }
                 }

@@ -154,8 +154,8 @@ pub(crate) fn launch(
     variables: &[(&str, &str)],
     body: impl FnOnce(Config),
 ) -> Vec<String> {
-    if env::var(CHILD).is_ok_and(|child| child == name) {
-        body(Config::from_env().unwrap());
+    if let Some(config) = child(name) {
+        body(config);
         // The parent wants to see that everything ended well, this included.
         println!("\n{ENDED}");
         return Vec::new();
@@ -163,20 +163,8 @@ pub(crate) fn launch(
     let coordinator = free_address();
     let children: Vec<Process> = (0..size)
         .map(|rank| {
-            let child = Command::new(env::current_exe().unwrap())
-                .args(["--exact", name, "--nocapture", "--test-threads=1", "--include-ignored"])
-                .env(CHILD, name)
-                .env("RACCL_RANK", rank.to_string())
-                .env("RACCL_SIZE", size.to_string())
-                .env("RACCL_COORDINATOR", &coordinator)
-                .env("RACCL_INSECURE", "1")
-                .envs(variables.iter().copied())
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
-            Process::new(child)
+            let mut command = rank_command(name, rank, size, &coordinator);
+            Process::new(command.envs(variables.iter().copied()).spawn().unwrap())
         })
         .collect();
     let until = Instant::now() + HANG;
@@ -193,6 +181,27 @@ pub(crate) fn launch(
         panic!("{name}: a process failed\n{}\n(all: {texts:#?})", bad.1);
     }
     texts
+}
+
+/// How this process joins if it is a rank of the test `name`.
+pub(crate) fn child(name: &str) -> Option<Config> {
+    env::var(CHILD).is_ok_and(|child| child == name).then(|| Config::from_env().unwrap())
+}
+
+/// Starts this test program as a rank of the test `name`.
+pub(crate) fn rank_command(name: &str, rank: usize, size: usize, coordinator: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args(["--exact", name, "--nocapture", "--test-threads=1", "--include-ignored"])
+        .env(CHILD, name)
+        .env("RACCL_RANK", rank.to_string())
+        .env("RACCL_SIZE", size.to_string())
+        .env("RACCL_COORDINATOR", coordinator)
+        .env("RACCL_INSECURE", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
 }
 
 /// An address on which nobody listens. Its port is below those that the system gives to outgoing connections, so that none
