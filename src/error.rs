@@ -52,7 +52,10 @@ pub enum Error {
     },
 
     /// A rank died, left while it was needed, or can no longer be reached. The group is unusable.
-    #[error("{operation} on rank {rank}: lost rank {peer} ({reason}); shrink the group or start it again")]
+    #[error(
+        "{operation} on rank {rank}: lost rank {peer} ({reason}); shrink the group or start it again{}",
+        more(detail)
+    )]
     PeerLost {
         /// The call that noticed.
         operation: &'static str,
@@ -62,6 +65,8 @@ pub enum Error {
         peer: usize,
         /// How it was noticed.
         reason: String,
+        /// The last calls of this rank, if they are known.
+        detail: String,
         /// The error below, if there is one.
         #[source]
         source: Option<Cause>,
@@ -85,14 +90,15 @@ pub enum Error {
         waited: Duration,
         /// Bytes of this operation that had been received from or sent to the peer.
         bytes: u64,
-        /// What else is known about the peer's whereabouts.
+        /// What else is known about the peer's whereabouts, how far the call is, and the last calls of this rank.
         detail: String,
     },
 
     /// Two ranks made different calls at the same place of their sequence. The group is unusable.
     #[error(
         "ranks {rank} and {peer} disagree at call {sequence}: rank {rank} called {mine}, rank {peer} called {theirs}; \
-         every rank must make the same calls in the same order"
+         every rank must make the same calls in the same order{}",
+        more(detail)
     )]
     Mismatch {
         /// One of the two ranks.
@@ -105,6 +111,8 @@ pub enum Error {
         mine: String,
         /// What `peer` called.
         theirs: String,
+        /// The last calls of the rank that got this error, if they are known.
+        detail: String,
     },
 
     /// A message was longer than the buffer it was received into. Only the receiver is told; the message is gone
@@ -201,6 +209,11 @@ pub enum Error {
         /// Its error, in its words.
         message: String,
     },
+}
+
+/// What is known besides, after the text.
+fn more(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(" [{detail}]") }
 }
 
 /// An error below an [`Error`], shared so that the whole can be cloned.

@@ -27,6 +27,7 @@
 //! - [`ByteCommunicator`]: the same for those who learn the element type at run time.
 //! - [`Communicator::explain`]: which algorithm would run, and why.
 //! - [`Config::device_report`]: which RDMA devices there are, and what is in the way when there are none.
+//! - [`Communicator::flight_record`]: the last calls of this rank, and who waits for whom.
 //! - [`Error`]: what can go wrong, and what to do about it.
 //!
 //! # What is promised about bits
@@ -55,6 +56,7 @@ pub use communicator::{
     AbortHandle, ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
 };
 pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
+pub use engine::{FlightCall, FlightPeer, FlightRecord, FlightState};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;
 pub use plan::Algorithm;

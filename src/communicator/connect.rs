@@ -1,7 +1,7 @@
 //! Forming a group of processes: configuration, bootstrap, links, engine.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::{Communicator, group::assemble};
 use crate::{
     bootstrap::{self, Joined, Meeting, Settings, control::Control, watcher::Watcher},
     config::{Config, LinkChoice, Rendezvous, Resolved},
-    engine::{Health, Parts, Policy, Timeouts},
+    engine::{Health, Parts, Policy, Timeouts, Trace},
     error::{Cause, Error, Result},
     link::{LinkKind, Receiver, Sender, tcp},
     os::{self, Waker},
@@ -45,8 +45,9 @@ impl Config {
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
         let wishes =
             Wishes { cores: os::available_cores(), overrides: overrides(resolved.overrides.as_deref())? };
+        let trace = resolved.trace.as_deref().map(|path| start_trace(path, rank, size)).transpose()?;
         if size == 1 {
-            return alone(wishes, timeouts);
+            return Ok(alone(wishes, timeouts)?.with_trace(trace));
         }
         let sockets = resolved.sockets.unwrap_or(1);
         let (choice, encrypt) = (resolved.link, resolved.encrypt);
@@ -86,7 +87,7 @@ impl Config {
             reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
             source: Some(Cause::new(source)),
         })?;
-        connect_links(joined, (choice, encrypt), wishes, timeouts)
+        Ok(connect_links(joined, (choice, encrypt), wishes, timeouts)?.with_trace(trace))
     }
 
     /// Checks the settings against each other and reads the files that they name (but for the secret, which may come from a
@@ -103,6 +104,25 @@ impl Config {
         self.check_settings()?;
         overrides(self.overrides()).map(|_| ())
     }
+}
+
+impl Communicator {
+    fn with_trace(self, trace: Option<Trace>) -> Communicator {
+        if let Some(trace) = trace {
+            self.engine().trace(trace);
+        }
+        self
+    }
+}
+
+/// Makes the file first, so that a path that cannot be is said before anybody waits.
+fn start_trace(path: &Path, rank: usize, size: usize) -> Result<Trace> {
+    Trace::create(path, rank, size).map_err(|source| Error::Config {
+        what: "RACCL_TRACE or Config::trace".to_owned(),
+        value: path.display().to_string(),
+        reason: "a file for the trace cannot be made there".to_owned(),
+        source: Some(Cause::new(source)),
+    })
 }
 
 fn connect_links(
@@ -179,9 +199,6 @@ fn check_unused(resolved: &Resolved) -> Result<()> {
     if resolved.devices.is_some() || resolved.verbs_library.is_some() {
         let ring = resolved.prefer_ring;
         tracing::warn!(rank, ring, "devices are named, but this version has no verbs link: TCP is used");
-    }
-    if let Some(file) = &resolved.trace {
-        tracing::warn!(rank, file = %file.display(), "this version writes no trace");
     }
     let secret = resolved.secret.is_some();
     tracing::debug!(rank, size, ?local_size, ?origin, secret, "joining");

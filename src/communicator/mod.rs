@@ -5,6 +5,7 @@ mod bytes;
 mod collectives;
 mod connect;
 mod explain;
+mod flight;
 mod group;
 mod local;
 mod messages;

@@ -362,7 +362,10 @@ impl Config {
         self
     }
 
-    /// A file to which a trace of all operations is written.
+    /// A file to which a trace of all operations is written, in the format of chrome://tracing and Perfetto. With more than
+    /// one rank each has its own, with the rank in its name: `trace.rank0.json` and so on. The file is valid JSON at every
+    /// moment; calls of the last second are missing from it if the process is killed. Messages go a longer way while a trace
+    /// is written.
     ///
     /// ```
     /// let config = raccl::Config::new().trace("trace.json");

@@ -102,6 +102,11 @@ pub(crate) fn digest(counts: &[usize]) -> u32 {
     (hash ^ (hash >> 32)) as u32
 }
 
+/// The name of the operation that a signature stands for.
+pub(crate) fn name(signature: &Signature) -> &'static str {
+    kind_name(signature[0])
+}
+
 /// Puts a signature, ours or a peer's, in words. Total: any bytes give some text.
 pub(crate) fn describe(signature: &Signature) -> String {
     Described(signature).to_string()

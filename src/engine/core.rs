@@ -14,6 +14,7 @@ use super::{
     landing::Place,
     message::{RecvOperation, SendOperation},
     numbers::Numbers,
+    recorder::Recorder,
     run::Run,
     shared::{BUDGET, Shared},
 };
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) limbo: Vec<Stored>,
     pub(crate) numbers: Numbers,
     pub(crate) table: Table,
+    pub(super) recorder: Recorder,
     pub(crate) pool: Pool,
     /// Large point-to-point messages that are being sent.
     pub(crate) streaming: Vec<OperationId>,

@@ -73,7 +73,8 @@ impl Engine {
             }
             if let Some(error) = self.health.error(operation) {
                 self.collapse(&mut core, operation);
-                break Err(error);
+                // With what was in flight, which is on record now.
+                break Err(self.health.error(operation).unwrap_or(error));
             }
             if !driving && !core.driven {
                 core.driven = true;
@@ -130,6 +131,8 @@ impl Engine {
             Failure::Diverged { peer, comm, .. } => self.find_first(core, peer, comm).unwrap_or(failure),
             other => other,
         };
+        // Whoever sees the failure is to see this too.
+        self.health.note(|| core.flight_record(self.rank, &self.senders).summary());
         self.health.fail(failure);
         self.collapse(core, operation);
     }
@@ -152,6 +155,10 @@ impl Engine {
 
     /// After a failure: no link and no operation touches anybody's memory from here on.
     pub(crate) fn collapse(&self, core: &mut Core, operation: &'static str) {
+        self.health.note(|| core.flight_record(self.rank, &self.senders).summary());
+        if let Some(trace) = &mut core.recorder.trace {
+            trace.flush();
+        }
         for sender in self.senders.iter().flatten() {
             sender.close();
         }

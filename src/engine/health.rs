@@ -81,6 +81,8 @@ pub(crate) struct Health {
 
 struct News {
     failure: Option<Failure>,
+    /// The last calls of this rank when the failure was seen.
+    record: Option<String>,
     /// The other ranks have been told of the failure.
     announced: bool,
     departed: Vec<bool>,
@@ -93,6 +95,7 @@ impl Health {
         let size = senders.len();
         let news = News {
             failure: None,
+            record: None,
             announced: false,
             departed: vec![false; size],
             answers: vec![None; size],
@@ -123,7 +126,9 @@ impl Health {
             return None;
         }
         self.admit_abort();
-        self.news.lock().failure.as_ref().map(|failure| failure.error(operation, self.rank))
+        let news = self.news.lock();
+        let record = news.record.as_deref().unwrap_or_default();
+        news.failure.as_ref().map(|failure| failure.error_after(operation, self.rank, record))
     }
 
     /// Keeps `failure` if it is the first, and says whether it is.
@@ -151,6 +156,14 @@ impl Health {
             true => Failure::Aborted,
             false => Failure::Remote(cause(format!("aborted by rank {by}"))),
         });
+    }
+
+    /// Keeps the last calls of this rank, if nobody has yet, for the errors that report a failure.
+    pub(crate) fn note(&self, record: impl FnOnce() -> String) {
+        if self.news.lock().record.is_none() {
+            let record = record();
+            self.news.lock().record.get_or_insert(record);
+        }
     }
 
     /// The first cause, once: for the one who tells the other ranks.
@@ -257,21 +270,31 @@ impl Watcher for Health {
 }
 
 impl Failure {
-    /// The failure as `operation` on `rank` reports it.
+    /// The failure as `operation` on `rank` reports it, without the calls before it.
     pub(crate) fn error(&self, operation: &'static str, rank: usize) -> Error {
+        self.error_after(operation, rank, "")
+    }
+
+    /// The failure as `operation` on `rank` reports it. `record`: the last calls of this rank, if they are known.
+    fn error_after(&self, operation: &'static str, rank: usize, record: &str) -> Error {
+        let record = || record.to_owned();
         match self.clone() {
             Failure::PeerLost { peer, reason, source } => {
-                Error::PeerLost { operation, rank, peer, reason, source }
+                Error::PeerLost { operation, rank, peer, reason, detail: record(), source }
             }
-            Failure::Timeout { peer, link, waited, bytes, detail } => {
+            Failure::Timeout { peer, link, waited, bytes, mut detail } => {
+                if !record().is_empty() {
+                    detail = format!("{detail}; {}", record());
+                }
                 Error::Timeout { operation, rank, peer, link, waited, bytes, detail }
             }
             Failure::Mismatch { peer, sequence, mine, theirs } => {
-                Error::Mismatch { rank, peer, sequence, mine, theirs }
+                Error::Mismatch { rank, peer, sequence, mine, theirs, detail: record() }
             }
             Failure::Diverged { peer, sequence, call, .. } => {
                 let after = |whose| format!("{call} after {whose} earlier calls");
-                Error::Mismatch { rank, peer, sequence, mine: after("these"), theirs: after("other") }
+                let (mine, theirs) = (after("these"), after("other"));
+                Error::Mismatch { rank, peer, sequence, mine, theirs, detail: record() }
             }
             Failure::Aborted => Error::Aborted { operation, rank, by: rank },
             Failure::Protocol { peer, link, reason } => Error::Protocol { rank, peer, link, reason },
@@ -280,15 +303,15 @@ impl Failure {
             Failure::Remote(RemoteCause { origin, kind, message }) => match kind {
                 CauseKind::PeerLost { peer } if peer != rank => {
                     let reason = format!("as rank {origin} found");
-                    Error::PeerLost { operation, rank, peer, reason, source: None }
+                    Error::PeerLost { operation, rank, peer, reason, detail: record(), source: None }
                 }
                 // What broke is between the two of us, so that either lost the other.
                 CauseKind::PeerLost { .. } if origin != rank => {
                     let reason = format!("it can no longer reach this rank: {message}");
-                    Error::PeerLost { operation, rank, peer: origin, reason, source: None }
+                    Error::PeerLost { operation, rank, peer: origin, reason, detail: record(), source: None }
                 }
                 CauseKind::Mismatch { peer, sequence, mine, theirs } => {
-                    Error::Mismatch { rank: origin, peer, sequence, mine, theirs }
+                    Error::Mismatch { rank: origin, peer, sequence, mine, theirs, detail: record() }
                 }
                 CauseKind::Aborted => Error::Aborted { operation, rank, by: origin },
                 CauseKind::PeerLost { .. } | CauseKind::Other => {

@@ -16,19 +16,25 @@ mod message;
 mod numbers;
 mod prepare;
 mod progress;
+mod recorder;
 mod run;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod unwind;
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use parking_lot::{Mutex, MutexGuard};
 
+pub use self::recorder::{FlightCall, FlightPeer, FlightRecord, FlightState};
 #[cfg(test)]
 pub(crate) use self::shared::BUDGET;
 use self::{
@@ -37,6 +43,7 @@ use self::{
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
     numbers::Numbers,
+    recorder::Recorder,
     run::{Run, Start},
     shared::EAGER_LIMIT,
 };
@@ -46,6 +53,7 @@ pub(crate) use self::{
     health::Health,
     prepare::Prepared,
     shared::Shared,
+    trace::Trace,
 };
 use crate::{
     bootstrap::control::{Control, Trigger},
@@ -69,6 +77,8 @@ pub(crate) struct Engine {
     waker: Arc<Waker>,
     control: Control,
     policy: Policy,
+    /// A trace is written, so that every message is to go through the table of operations.
+    traced: AtomicBool,
 }
 
 /// What an engine is made of.
@@ -118,6 +128,7 @@ impl Engine {
             limbo: Vec::new(),
             numbers: Numbers::new(size, parts.rank),
             table: Table::default(),
+            recorder: Recorder::new(),
             pool: Default::default(),
             streaming: Vec::new(),
             driven: false,
@@ -139,12 +150,24 @@ impl Engine {
             waker: parts.waker,
             control: parts.control,
             policy: parts.policy,
+            traced: AtomicBool::new(false),
         }
     }
 
     /// The kind of link to a peer, none to oneself.
     pub(crate) fn link(&self, peer: usize) -> Option<LinkKind> {
         self.senders[peer].as_ref().map(Sender::kind)
+    }
+
+    /// The last calls of this rank.
+    pub(crate) fn flight_record(&self) -> FlightRecord {
+        self.core.lock().flight_record(self.rank, &self.senders)
+    }
+
+    /// Writes all calls from now on to a trace.
+    pub(crate) fn trace(&self, trace: Trace) {
+        self.core.lock().recorder.trace = Some(trace);
+        self.traced.store(true, Ordering::Relaxed);
     }
 
     /// Whether something for a peer is in line.
@@ -223,7 +246,10 @@ impl Engine {
             return Err(error);
         }
         let peer = message.peer;
-        let direct = peer != self.rank && message.length <= EAGER_LIMIT && !comm.has_queued(peer);
+        let direct = peer != self.rank
+            && message.length <= EAGER_LIMIT
+            && !comm.has_queued(peer)
+            && !self.traced.load(Ordering::Relaxed);
         if !direct || !comm.take_budget(peer, message.length) {
             // SAFETY: passed on; the operation is removed before the call returns.
             let id = unsafe { self.submit_send(comm, message) }?;
@@ -258,7 +284,7 @@ impl Engine {
             state: SendState::Flushing(ticket),
             moved: false,
         };
-        let id = core.table.insert(Entry { operation: Operation::Send(send), timeouts });
+        let id = core.enter(Entry { operation: Operation::Send(send), timeouts });
         core.streaming.push(id);
         self.finish_locked(core, id, operation).map(|_| ())
     }
@@ -282,7 +308,7 @@ impl Engine {
             state,
             moved: false,
         };
-        let id = core.table.insert(Entry { operation: Operation::Send(send), timeouts });
+        let id = core.enter(Entry { operation: Operation::Send(send), timeouts });
         let result = if peer == self.rank {
             // SAFETY: the caller vouches for the payload; an empty one may have any pointer, which is not used.
             let payload = unsafe { copy_of(pointer, length) };
@@ -317,7 +343,7 @@ impl Engine {
             state: RecvState::Posted,
             moved: false,
         };
-        let id = core.table.insert(Entry { operation: Operation::Recv(recv), timeouts });
+        let id = core.enter(Entry { operation: Operation::Recv(recv), timeouts });
         let result = core.post_recv(id, &self.lines());
         self.check_submission(core, result, id, operation)
     }
@@ -422,13 +448,13 @@ impl Engine {
         };
         // SAFETY: the caller keeps the buffers until the operation is finished, and `finish_locked` retires the run.
         let run = unsafe { Run::start(start) };
-        let id = core.table.insert(Entry { operation: Operation::Collective(run), timeouts });
+        let id = core.enter(Entry { operation: Operation::Collective(run), timeouts });
         let result = self.begin(core, comm, sequence, id);
         match result {
             Ok(()) => Ok(id),
             Err(failure) => {
                 self.fail(core, failure, operation);
-                core.table.remove(id);
+                core.exit(id);
                 Err(self.first_cause(operation))
             }
         }
@@ -467,7 +493,7 @@ impl Engine {
         operation: &'static str,
     ) -> Result<u64> {
         match self.wait(core, id, operation) {
-            Ok(mut core) => match core.table.remove(id) {
+            Ok(mut core) => match core.exit(id) {
                 Some(Operation::Collective(run)) => {
                     let workspace = run.retire();
                     core.pool.give(workspace);
@@ -477,7 +503,7 @@ impl Engine {
                 _ => Ok(0),
             },
             Err(error) => {
-                self.core.lock().table.remove(id);
+                self.core.lock().exit(id);
                 Err(error)
             }
         }
@@ -493,7 +519,7 @@ impl Engine {
         match self.check(&mut core, result, operation) {
             Ok(()) => Ok(id),
             Err(error) => {
-                core.table.remove(id);
+                core.exit(id);
                 Err(error)
             }
         }

@@ -1,7 +1,7 @@
 //! What a plan in flight waits for.
 #![forbid(unsafe_code)]
 
-use super::run::Run;
+use super::{recorder::FlightPeer, run::Run};
 use crate::plan::{Action, Leaf};
 
 impl Run {
@@ -31,6 +31,29 @@ impl Run {
                 Action::Copy { .. } => None,
             })?;
         Some((self.shared.members[from], self.peers[from].bytes, self.peers[from].granted))
+    }
+
+    /// How far the run is with each peer that its plan has to do with, by world rank.
+    pub(crate) fn traffic(&self) -> impl Iterator<Item = FlightPeer> + '_ {
+        let mut sent = vec![(0, 0); self.peers.len()];
+        let mut sends = vec![false; self.peers.len()];
+        for (index, step) in self.prepared.plan.steps.iter().enumerate() {
+            if let Action::Send { to, from } = &step.action {
+                let bytes = |elements: usize| (elements * self.size(from.repr)) as u64;
+                sends[*to] = true;
+                sent[*to].0 += bytes(self.steps[index].done);
+                sent[*to].1 += bytes(self.prepared.lengths[index]);
+            }
+        }
+        let involved =
+            (0..self.peers.len()).filter(move |&p| sends[p] || !self.prepared.endpoints[p].is_empty());
+        involved.map(move |peer| FlightPeer {
+            rank: self.shared.members[peer],
+            link: None,
+            entered: self.peers[peer].granted,
+            received: (self.peers[peer].bytes, self.prepared.inbound[peer]),
+            sent: sent[peer],
+        })
     }
 
     /// How far the unfinished steps are, in words.

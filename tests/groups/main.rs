@@ -5,6 +5,7 @@ mod support;
 
 mod bits;
 mod calls;
+mod flight;
 mod leaving;
 mod lengths;
 mod messages;

@@ -127,7 +127,7 @@ impl Call {
 
 /// Checks that an error is a mismatch that names both calls.
 fn names_both(error: &Error, one: Call, other: Call, size: usize) {
-    let Error::Mismatch { sequence: 1, mine, theirs, rank, peer } = error else {
+    let Error::Mismatch { sequence: 1, mine, theirs, rank, peer, .. } = error else {
         panic!("{one:?} and {other:?}: {error:?}");
     };
     assert!(rank != peer && *rank.max(peer) < size, "{error}");
