@@ -55,7 +55,7 @@ mod topology;
 pub use communicator::{
     AbortHandle, ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
 };
-pub use config::{Config, DeviceMatrix, LinkChoice, Origin, hostfile, parse};
+pub use config::{Config, DeviceMatrix, LinkChoice, Origin, VerbsTransport, hostfile, parse};
 pub use engine::{FlightCall, FlightPeer, FlightRecord, FlightState};
 pub use error::{Cause, Error, Result};
 pub use link::LinkKind;

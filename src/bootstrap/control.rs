@@ -90,6 +90,15 @@ impl Control {
         Trigger { rank, alarms, bell }
     }
 
+    /// Asks the peer what has arrived there through the cables. The answer is told to the watcher, or that the peer has ended.
+    pub(crate) fn ask(&self, peer: usize) {
+        match &self.0 {
+            Kind::Remote(group) => group.ask(peer),
+            // There are no cables between threads.
+            Kind::Local(local) => local.own.ended(peer),
+        }
+    }
+
     /// Sends what is queued, for a second at most, and closes. The watcher is not called any more, but a call that is under way
     /// may still be when this returns. Later calls of any method do nothing.
     pub(crate) fn close(&self) {

@@ -21,6 +21,10 @@ pub(crate) enum Event {
     Failed(RemoteCause),
     /// The sender waits.
     Status(Status),
+    /// The sender wants to know what has arrived of what it sent over cables.
+    Ask,
+    /// Answer to that: how many packets have arrived through each cable.
+    Arrived { packets: Vec<u64> },
 }
 
 // Apart from the tags of the join protocol, so that neither is ever taken for the other.
@@ -28,6 +32,8 @@ const GOODBYE: u8 = 32;
 const GOODBYE_ANSWER: u8 = 33;
 const FAILED: u8 = 34;
 const STATUS: u8 = 35;
+const ASK: u8 = 36;
+const ARRIVED: u8 = 37;
 
 const PEER_LOST: u8 = 1;
 const MISMATCH: u8 = 2;
@@ -38,15 +44,7 @@ impl Event {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Event::Goodbye => vec![GOODBYE],
-            Event::GoodbyeAnswer { sent } => {
-                let mut writer = Writer::tagged(GOODBYE_ANSWER);
-                let sent = &sent[..sent.len().min(SOCKETS_LIMIT)];
-                writer.number(sent.len());
-                for &bytes in sent {
-                    writer.u64(bytes);
-                }
-                writer.finish()
-            }
+            Event::GoodbyeAnswer { sent } => counts(GOODBYE_ANSWER, sent),
             Event::Failed(cause) => {
                 let mut writer = Writer::tagged(FAILED);
                 writer.number(cause.origin);
@@ -73,6 +71,8 @@ impl Event {
                 writer.u32(status.comm).u64(status.sequence).raw(&status.signature);
                 writer.finish()
             }
+            Event::Ask => vec![ASK],
+            Event::Arrived { packets } => counts(ARRIVED, packets),
         }
     }
 
@@ -112,6 +112,11 @@ impl Event {
                     signature: reader.array("signature")?,
                 })
             }
+            ASK => Event::Ask,
+            ARRIVED => {
+                reader.rename("count of what arrived");
+                Event::Arrived { packets: reader.list("cables", SOCKETS_LIMIT, |r| r.u64("packets"))? }
+            }
             other => return Err(reader.wrong(format!("unknown tag {other}"))),
         };
         reader.end()?;
@@ -127,10 +132,25 @@ impl Event {
                 }
                 CauseKind::Aborted | CauseKind::Other => (Some(*origin), None),
             },
-            Event::Goodbye | Event::GoodbyeAnswer { .. } | Event::Status(_) => (None, None),
+            Event::Goodbye
+            | Event::GoodbyeAnswer { .. }
+            | Event::Status(_)
+            | Event::Ask
+            | Event::Arrived { .. } => (None, None),
         };
         origin.into_iter().chain(peer)
     }
+}
+
+/// A frame of one number for each data connection.
+fn counts(tag: u8, numbers: &[u64]) -> Vec<u8> {
+    let mut writer = Writer::tagged(tag);
+    let numbers = &numbers[..numbers.len().min(SOCKETS_LIMIT)];
+    writer.number(numbers.len());
+    for &number in numbers {
+        writer.u64(number);
+    }
+    writer.finish()
 }
 
 #[cfg(test)]
@@ -153,6 +173,9 @@ mod tests {
             Just(Event::Goodbye),
             prop::collection::vec(any::<u64>(), 0..SOCKETS_LIMIT)
                 .prop_map(|sent| Event::GoodbyeAnswer { sent }),
+            Just(Event::Ask),
+            prop::collection::vec(any::<u64>(), 0..SOCKETS_LIMIT)
+                .prop_map(|packets| Event::Arrived { packets }),
             (rank, kind, ".{0,200}").prop_map(|(origin, kind, message)| Event::Failed(RemoteCause {
                 origin,
                 kind,
@@ -172,7 +195,7 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_never_panic(tag in 30..38u8, mut bytes in any::<Vec<u8>>()) {
+        fn random_bytes_never_panic(tag in 30..40u8, mut bytes in any::<Vec<u8>>()) {
             let _ = Event::decode(&bytes);
             bytes.insert(0, tag);
             let _ = Event::decode(&bytes);

@@ -142,6 +142,10 @@ impl Group {
         self.say(peer, Event::Status(status), |out| out.outbox.backlog() < BACKLOG);
     }
 
+    pub(super) fn ask(&self, peer: usize) {
+        self.say(peer, Event::Ask, |out| out.outbox.backlog() < BACKLOG);
+    }
+
     pub(super) fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -279,6 +283,16 @@ impl Group {
                 self.report(|watcher| watcher.failed(rank, cause));
             }
             Event::Status(status) => self.report(|watcher| watcher.status(rank, status)),
+            Event::Ask => self.report(|watcher| {
+                let packets = watcher.count_arrived(rank);
+                let mut out = peer.out.lock();
+                // A peer that asks without reading the answers gets no more of them.
+                if out.outbox.backlog() < BACKLOG {
+                    out.outbox.queue(&Event::Arrived { packets }.encode());
+                    out.flush(&peer.stream);
+                }
+            }),
+            Event::Arrived { packets } => self.report(|watcher| watcher.arrived(rank, packets)),
         }
     }
 
@@ -290,6 +304,7 @@ impl Group {
             inbox.they_left || inbox.they_failed || inbox.we_are_answered
         };
         peer.out.lock().shut(&peer.stream);
+        self.report(|watcher| watcher.ended(rank));
         if !expected {
             self.report(|watcher| watcher.lost(rank, reason.to_owned()));
         }

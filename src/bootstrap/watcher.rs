@@ -30,6 +30,18 @@ pub(crate) trait Watcher: Send + Sync {
 
     /// What the other ranks shall be told, once, after the alarm was rung by this rank.
     fn aborted(&self) -> Option<RemoteCause>;
+
+    /// The peer is leaving and wants to know how many packets have arrived through each of the cables to it. None where there
+    /// are no cables.
+    fn count_arrived(&self, _peer: usize) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// The peer's answer to that question of ours.
+    fn arrived(&self, _peer: usize, _packets: Vec<u64>) {}
+
+    /// The control connection has ended, in whatever way: the peer needs nothing any more.
+    fn ended(&self, _peer: usize) {}
 }
 
 /// Why a rank failed, as it travels.

@@ -1,17 +1,21 @@
 //! Forming a group of processes: configuration, bootstrap, links, engine.
 #![forbid(unsafe_code)]
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Communicator, group::assemble};
 use crate::{
     bootstrap::{self, Joined, Meeting, Settings, control::Control, watcher::Watcher},
-    config::{Config, LinkChoice, Rendezvous, Resolved},
+    config::{Config, DeviceMatrix, LinkChoice, Rendezvous, Resolved},
     engine::{Health, Parts, Policy, Timeouts, Trace},
     error::{Cause, Error, Result},
-    link::{LinkKind, Receiver, Sender, tcp},
+    link::{LinkKind, Receiver, Sender, tcp, verbs},
     os::{self, Waker},
     plan::{OverrideError, Overrides},
     topology::{Topology, without_cable},
@@ -23,6 +27,17 @@ struct Wishes {
     /// Of its machine.
     cores: usize,
     overrides: Overrides,
+    /// How cables are used.
+    cables: verbs::Options,
+}
+
+/// What this rank brings along for its cables.
+struct Cables {
+    matrix: DeviceMatrix,
+    library: Option<PathBuf>,
+    /// Without them there is no group.
+    required: bool,
+    until: Instant,
 }
 
 impl Config {
@@ -40,17 +55,32 @@ impl Config {
     pub fn connect(self) -> Result<Communicator> {
         let resolved = self.resolve()?;
         let (rank, size) = (resolved.rank, resolved.size);
-        check_link(rank, resolved.link)?;
+        check_link(&resolved)?;
         check_unused(&resolved)?;
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
-        let wishes =
-            Wishes { cores: os::available_cores(), overrides: overrides(resolved.overrides.as_deref())? };
+        let wishes = Wishes {
+            cores: os::available_cores(),
+            overrides: overrides(resolved.overrides.as_deref())?,
+            cables: cable_options(&resolved),
+        };
         let trace = resolved.trace.as_deref().map(|path| start_trace(path, rank, size)).transpose()?;
         if size == 1 {
             return Ok(alone(wishes, timeouts)?.with_trace(trace));
         }
         let sockets = resolved.sockets.unwrap_or(1);
         let (choice, encrypt) = (resolved.link, resolved.encrypt);
+        let until = Instant::now() + resolved.connect_timeout.min(Duration::from_secs(365 * 24 * 3600));
+        let required = resolved.link == LinkChoice::Only(LinkKind::Verbs);
+        let cables = match resolved.link {
+            LinkChoice::Auto | LinkChoice::Only(LinkKind::Verbs) => resolved.devices,
+            LinkChoice::Only(_) => None,
+        };
+        let cables = cables.map(|matrix| Cables {
+            matrix: if resolved.prefer_ring { matrix.neighbours_only() } else { matrix },
+            library: resolved.verbs_library,
+            required,
+            until,
+        });
         let blob =
             serde_json::to_vec(&wishes).map_err(|source| system(rank, "encoding the settings", source))?;
         let published = resolved.published;
@@ -74,6 +104,10 @@ impl Config {
                 ("sockets".to_owned(), sockets.to_string()),
                 ("link".to_owned(), resolved.link.to_string()),
                 ("encrypt".to_owned(), encrypt.to_string()),
+                (
+                    "devices".to_owned(),
+                    cables.as_ref().map_or("none".to_owned(), |cables| cables.matrix.fingerprint()),
+                ),
             ],
             blob,
             host: os::host_id(),
@@ -87,7 +121,7 @@ impl Config {
             reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
             source: Some(Cause::new(source)),
         })?;
-        Ok(connect_links(joined, (choice, encrypt), wishes, timeouts)?.with_trace(trace))
+        Ok(connect_links(joined, (choice, encrypt), wishes, timeouts, cables)?.with_trace(trace))
     }
 
     /// Checks the settings against each other and reads the files that they name (but for the secret, which may come from a
@@ -130,7 +164,13 @@ fn connect_links(
     (choice, encrypt): (LinkChoice, bool),
     wishes: Wishes,
     timeouts: Timeouts,
+    cables: Option<Cables>,
 ) -> Result<Communicator> {
+    let mut cabled = match &cables {
+        Some(cables) => connect_cables(&joined, cables, wishes.cables)?,
+        None => Vec::new(),
+    };
+    let matrix = cables.filter(|_| !cabled.is_empty()).map(|cables| cables.matrix);
     let Joined { rank, epoch, hosts, data, sessions, control, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
@@ -138,6 +178,11 @@ fn connect_links(
         if peer == rank {
             senders.push(None);
             receivers.push(None);
+            continue;
+        }
+        if let Some((sender, receiver)) = cabled.get_mut(peer).and_then(Option::take) {
+            senders.push(Some(sender));
+            receivers.push(Some(receiver));
             continue;
         }
         let link = if encrypt {
@@ -156,6 +201,10 @@ fn connect_links(
     let control = Control::start(control, rank, Arc::clone(&health) as Arc<dyn Watcher>)?;
     let (near, far) = without_cable(choice);
     let topology = Topology::new(&hosts, near, far, wishes.cores, wishes.overrides);
+    let topology = match &matrix {
+        Some(matrix) => topology.with_cables(matrix),
+        None => topology,
+    };
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, os::available_cores());
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
@@ -181,24 +230,73 @@ fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
     assemble(parts, Arc::new(topology), timeouts)
 }
 
+/// Connects the pairs that have cables, by peer; none at all if that is not possible and nobody insists.
+fn connect_cables(
+    joined: &Joined,
+    cables: &Cables,
+    options: verbs::Options,
+) -> Result<Vec<Option<(Sender, Receiver)>>> {
+    let rank = joined.rank;
+    let request = verbs::Request {
+        rank,
+        epoch: joined.epoch,
+        matrix: &cables.matrix,
+        library: cables.library.as_ref(),
+        options,
+        until: cables.until,
+    };
+    match verbs::connect(&request, joined.data.iter().map(|sockets| sockets.first()).collect()) {
+        Ok(links) => Ok(links),
+        Err(verbs::Failure::Lost { peer, source }) => {
+            let reason = format!("rank {peer} was lost while the cables were connected; see its output");
+            Err(Error::Bootstrap { rank, reason, source: Some(source) })
+        }
+        Err(verbs::Failure::Unavailable { rank: at, reason, source }) => {
+            let reason = if at == rank { reason } else { format!("rank {at} says: {reason}") };
+            if cables.required {
+                return Err(Error::Unavailable { rank, link: LinkKind::Verbs, reason, source });
+            }
+            tracing::warn!(rank, reason, "the cables cannot be used: all pairs take TCP");
+            Ok(Vec::new())
+        }
+    }
+}
+
+fn cable_options(resolved: &Resolved) -> verbs::Options {
+    let plain = verbs::Options::default();
+    verbs::Options {
+        transport: resolved.verbs_transport,
+        sums: resolved.verbs_checksum,
+        bulk_bytes: resolved.verbs_bulk.map_or(plain.bulk_bytes, |bulk| bulk.bytes),
+        bulk_depth: resolved.verbs_bulk.map_or(plain.bulk_depth, |bulk| bulk.depth),
+        keep_alive: resolved.verbs_keep_alive,
+    }
+}
+
 /// Refuses link kinds that this machine or version does not have.
-fn check_link(rank: usize, choice: LinkChoice) -> Result<()> {
-    let reason = match choice {
+fn check_link(resolved: &Resolved) -> Result<()> {
+    let reason = match resolved.link {
         LinkChoice::Auto | LinkChoice::Only(LinkKind::Tcp) => return Ok(()),
         LinkChoice::Only(LinkKind::Local) => "it joins threads of one process: use raccl::local_group",
         LinkChoice::Only(LinkKind::Shm) => "this version has no shared-memory link yet; use auto or tcp",
-        LinkChoice::Only(LinkKind::Verbs) => "this version has no verbs link yet; use auto or tcp",
+        LinkChoice::Only(LinkKind::Verbs) if resolved.devices.is_some() || resolved.size == 1 => {
+            return Ok(());
+        }
+        LinkChoice::Only(LinkKind::Verbs) => {
+            "nothing says which devices have cables to which ranks; set RACCL_DEVICES, or call Config::devices"
+        }
     };
-    let LinkChoice::Only(link) = choice else { return Ok(()) };
-    Err(Error::Unavailable { rank, link, reason: reason.to_owned(), source: None })
+    let LinkChoice::Only(link) = resolved.link else { return Ok(()) };
+    Err(Error::Unavailable { rank: resolved.rank, link, reason: reason.to_owned(), source: None })
 }
 
 /// Refuses what this version cannot do where going on without it would be wrong, and warns where it is only slower or less.
 fn check_unused(resolved: &Resolved) -> Result<()> {
     let Resolved { rank, size, local_size, origin, .. } = resolved;
-    if resolved.devices.is_some() || resolved.verbs_library.is_some() {
-        let ring = resolved.prefer_ring;
-        tracing::warn!(rank, ring, "devices are named, but this version has no verbs link: TCP is used");
+    if resolved.devices.is_some()
+        && matches!(resolved.link, LinkChoice::Only(kind) if kind != LinkKind::Verbs)
+    {
+        tracing::warn!(rank, link = %resolved.link, "devices are named, and another link kind is asked for");
     }
     let secret = resolved.secret.is_some();
     tracing::debug!(rank, size, ?local_size, ?origin, secret, "joining");

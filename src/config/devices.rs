@@ -97,7 +97,6 @@ impl DeviceMatrix {
     }
 
     /// The same without the cables between ranks that are no neighbours on a ring of all.
-    #[cfg(test)]
     pub(crate) fn neighbours_only(mut self) -> DeviceMatrix {
         let size = self.size();
         for (one, row) in self.rows.iter_mut().enumerate() {
@@ -109,6 +108,18 @@ impl DeviceMatrix {
             }
         }
         self
+    }
+
+    /// A short text that two matrices have in common only if they are equal, as far as anybody meets in practice.
+    pub(crate) fn fingerprint(&self) -> String {
+        // FNV-1a over all names with their places.
+        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+        let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        for entry in self.rows.iter().flatten() {
+            entry.iter().for_each(|name| name.bytes().chain([0]).for_each(&mut add));
+            add(1);
+        }
+        format!("{} ranks, {hash:016x}", self.size())
     }
 
     /// Whether every pair of ranks has at least one cable; if not, which pair has none.
@@ -260,6 +271,33 @@ mod tests {
         assert!(parse(line).expect("consistent").check_ring().expect_err("open").contains("ranks 2 and 0"));
         assert!(parse("[[null]]").expect("alone").check_ring().is_ok());
         assert!(parse(r#"[[null, "a"], ["b", []]]"#).expect("pair").check_ring().is_ok());
+    }
+
+    #[test]
+    fn neighbours_keep_their_cables() {
+        let text =
+            r#"[[null, "a", "b", "c"], ["a", null, "b", "c"], ["a", "b", null, "c"], ["a", "b", "c", null]]"#;
+        let ring = parse(text).expect("matrix").neighbours_only();
+        assert!(ring.check_ring().is_ok());
+        assert_eq!((ring.cables(0, 2).len(), ring.cables(0, 3).len(), ring.cables(1, 3).len()), (0, 1, 0));
+        let pair = r#"[[null, "a"], ["b", null]]"#;
+        assert_eq!(parse(pair).expect("pair").neighbours_only(), parse(pair).expect("pair"));
+    }
+
+    #[test]
+    fn different_matrices_have_different_fingerprints() {
+        let texts = [
+            "[[null]]",
+            r#"[[null, "a"], ["b", null]]"#,
+            r#"[[null, "b"], ["a", null]]"#,
+            r#"[[null, ["a", "b"]], [["a", "b"], null]]"#,
+            r#"[[null, ["b", "a"]], [["a", "b"], null]]"#,
+        ];
+        let mut prints: Vec<_> = texts.iter().map(|text| parse(text).expect(text).fingerprint()).collect();
+        assert_eq!(parse(texts[1]).expect("same").fingerprint(), prints[1]);
+        prints.sort();
+        prints.dedup();
+        assert_eq!(prints.len(), texts.len());
     }
 
     #[test]

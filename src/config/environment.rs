@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Config, LinkChoice, Origin, SecretSource, file, launcher, parse,
+    Bulk, Config, LinkChoice, Origin, SecretSource, VerbsTransport, file, launcher, parse,
     setting::{Setting, refuse},
 };
 use crate::error::Result;
@@ -40,6 +40,10 @@ impl Config {
     /// | `RACCL_SOCKETS` | [`Config::sockets`] |
     /// | `RACCL_DEVICES` | [`Config::devices`] |
     /// | `RACCL_VERBS_LIBRARY` | [`Config::verbs_library`] |
+    /// | `RACCL_VERBS_TRANSPORT` | [`Config::verbs_transport`]: `uc` or `rc` |
+    /// | `RACCL_VERBS_CHECKSUM` | [`Config::verbs_checksum`]: `1` or `0` |
+    /// | `RACCL_VERBS_BULK` | [`Config::verbs_bulk`]: `64K*4` |
+    /// | `RACCL_VERBS_KEEP_ALIVE` | [`Config::verbs_keep_alive`]: `20s`, `0` |
     /// | `RACCL_TIMEOUT`, `RACCL_LATE_TIMEOUT`, `RACCL_CONNECT_TIMEOUT` | [`Config::timeout`] and its like: `30s`, `250ms`, `0` |
     /// | `RACCL_ALGORITHM` | [`Config::algorithm`] |
     /// | `RACCL_JOB` | [`Config::job`] |
@@ -128,6 +132,10 @@ fn read_raccl(environment: &Environment, config: &mut Config) -> Result<()> {
     config.sockets = environment.parsed("RACCL_SOCKETS", sockets)?;
     config.devices = environment.parsed("RACCL_DEVICES", text)?;
     config.verbs_library = environment.path("RACCL_VERBS_LIBRARY");
+    config.verbs_transport = environment.parsed("RACCL_VERBS_TRANSPORT", str::parse::<VerbsTransport>)?;
+    overwrite(&mut config.verbs_checksum, environment.parsed("RACCL_VERBS_CHECKSUM", parse::boolean)?);
+    overwrite(&mut config.verbs_keep_alive, environment.parsed("RACCL_VERBS_KEEP_ALIVE", parse::duration)?);
+    config.verbs_bulk = environment.parsed("RACCL_VERBS_BULK", |text| text.parse::<Bulk>().map(Ok))?;
     overwrite(&mut config.timeout, environment.parsed("RACCL_TIMEOUT", parse::duration)?);
     overwrite(&mut config.late_timeout, environment.parsed("RACCL_LATE_TIMEOUT", parse::duration)?);
     overwrite(&mut config.connect_timeout, environment.parsed("RACCL_CONNECT_TIMEOUT", parse::duration)?);
@@ -248,7 +256,7 @@ impl Environment {
 }
 
 /// Every name that means something.
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 25] = [
     "RACCL_ALGORITHM",
     "RACCL_CONNECT_TIMEOUT",
     "RACCL_COORDINATOR",
@@ -269,7 +277,11 @@ const NAMES: [&str; 21] = [
     "RACCL_SOCKETS",
     "RACCL_TIMEOUT",
     "RACCL_TRACE",
+    "RACCL_VERBS_BULK",
+    "RACCL_VERBS_CHECKSUM",
+    "RACCL_VERBS_KEEP_ALIVE",
     "RACCL_VERBS_LIBRARY",
+    "RACCL_VERBS_TRANSPORT",
 ];
 
 /// The beginnings of names that other parts of the project read: the command, the software driver, the checks and tests.

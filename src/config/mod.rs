@@ -4,6 +4,7 @@
 //! checks them against each other and gives the plain values of [`Resolved`] to the rooms below.
 #![forbid(unsafe_code)]
 
+mod cables;
 mod devices;
 mod environment;
 mod file;
@@ -23,14 +24,15 @@ use std::{
     result::Result as StdResult, time::Duration,
 };
 
-pub use self::{devices::DeviceMatrix, link_choice::LinkChoice, origin::Origin};
+pub(crate) use self::{
+    cables::Bulk,
+    resolve::{Rendezvous, Resolved},
+    secret::Secret,
+};
+pub use self::{cables::VerbsTransport, devices::DeviceMatrix, link_choice::LinkChoice, origin::Origin};
 use self::{
     launcher::Meeting,
     setting::{DEFAULT, Setting},
-};
-pub(crate) use self::{
-    resolve::{Rendezvous, Resolved},
-    secret::Secret,
 };
 
 /// How a process joins a group: its rank, how the ranks find each other, which links they use, how long they wait.
@@ -78,6 +80,10 @@ pub struct Config {
     devices: Option<Setting<String>>,
     prefer_ring: Setting<bool>,
     verbs_library: Option<Setting<PathBuf>>,
+    verbs_transport: Option<Setting<VerbsTransport>>,
+    verbs_checksum: Setting<bool>,
+    verbs_bulk: Option<Setting<StdResult<Bulk, String>>>,
+    verbs_keep_alive: Setting<Duration>,
     job: Option<Setting<String>>,
     trace: Option<Setting<PathBuf>>,
 }
@@ -126,6 +132,10 @@ impl Config {
             devices: None,
             prefer_ring: Setting::default(false),
             verbs_library: None,
+            verbs_transport: None,
+            verbs_checksum: Setting::default(false),
+            verbs_bulk: None,
+            verbs_keep_alive: Setting::default(Duration::from_secs(20)),
             job: None,
             trace: None,
         }
@@ -351,6 +361,52 @@ impl Config {
         self
     }
 
+    /// Which transport cables use. By default the one that the system has for it: unreliable on macOS, reliable on Linux. What
+    /// rank 0 says holds for all ranks.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().verbs_transport(raccl::VerbsTransport::Uc);
+    /// ```
+    pub fn verbs_transport(mut self, transport: VerbsTransport) -> Config {
+        self.verbs_transport = Some(Setting::new("Config::verbs_transport", transport));
+        self
+    }
+
+    /// Whether everything that a cable carries has a checksum, and not only the headers and numbers by which loss is noticed. A
+    /// damaged message is then an error for certain, at the cost of reading it once more on either side. By default not. What
+    /// rank 0 says holds for all ranks.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().verbs_checksum(true);
+    /// ```
+    pub fn verbs_checksum(mut self, checksum: bool) -> Config {
+        self.verbs_checksum = Setting::new("Config::verbs_checksum", checksum);
+        self
+    }
+
+    /// How large messages go through a cable: in packets of so many bytes, a multiple of 4096, of which so many are under way at
+    /// a time, a power of two. By default 4 of 64 KiB. What rank 0 says holds for all ranks.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().verbs_bulk(512 << 10, 2);
+    /// ```
+    pub fn verbs_bulk(mut self, bytes: usize, depth: u32) -> Config {
+        let bulk = Bulk::new(bytes as u64, depth.into());
+        self.verbs_bulk = Some(Setting::new("Config::verbs_bulk", bulk));
+        self
+    }
+
+    /// How long nothing may be said through a cable before the library says a word on its own, since devices are reported to give
+    /// up connections that are silent for long. Zero is never. By default 20 seconds. What rank 0 says holds for all ranks.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().verbs_keep_alive(std::time::Duration::from_secs(5));
+    /// ```
+    pub fn verbs_keep_alive(mut self, every: Duration) -> Config {
+        self.verbs_keep_alive = Setting::new("Config::verbs_keep_alive", every);
+        self
+    }
+
     /// A name for the job, the same on every rank. Ranks of another job that come to the same port are refused by it, and
     /// reports show it.
     ///
@@ -472,6 +528,19 @@ impl Config {
         }
         if let Some(path) = &self.verbs_library {
             line("verbs library", &path.value.display().to_string(), path.name);
+        }
+        if let Some(transport) = &self.verbs_transport {
+            line("verbs transport", &transport.value.to_string(), transport.name);
+        }
+        if self.verbs_checksum.given() {
+            line("verbs checksum", &self.verbs_checksum.value.to_string(), self.verbs_checksum.name);
+        }
+        if let Some(bulk) = &self.verbs_bulk {
+            let shown = bulk.value.as_ref().map_or_else(|_| "malformed".to_owned(), Bulk::to_string);
+            line("verbs bulk", &shown, bulk.name);
+        }
+        if self.verbs_keep_alive.given() {
+            line("verbs keep-alive", &seconds(&self.verbs_keep_alive), self.verbs_keep_alive.name);
         }
         if let Some(job) = &self.job {
             line("job", &job.value, job.name);

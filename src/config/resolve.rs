@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Config, DeviceMatrix, Exchange, LinkChoice, Origin, Secret, SecretSource,
+    Bulk, Config, DeviceMatrix, Exchange, LinkChoice, Origin, Secret, SecretSource, VerbsTransport,
     environment::{MOST_RANKS, MOST_SOCKETS, endpoint},
     file, interfaces,
     launcher::{Meeting, Met},
@@ -49,6 +49,10 @@ pub(crate) struct Resolved {
     pub(crate) devices: Option<DeviceMatrix>,
     pub(crate) prefer_ring: bool,
     pub(crate) verbs_library: Option<PathBuf>,
+    pub(crate) verbs_transport: Option<VerbsTransport>,
+    pub(crate) verbs_checksum: bool,
+    pub(crate) verbs_bulk: Option<Bulk>,
+    pub(crate) verbs_keep_alive: Option<Duration>,
     pub(crate) job: Option<String>,
     pub(crate) trace: Option<PathBuf>,
 }
@@ -77,6 +81,7 @@ impl Config {
         let (rank, size) = self.place()?;
         let sockets = self.checked_sockets()?;
         let job = self.checked_job()?;
+        let verbs_bulk = self.checked_bulk()?;
         let devices = self.read_devices(size)?;
         let interfaces = self.find_interfaces()?;
         let mut secret = self.secret.as_ref().map(|source| read_secret(source, deadline)).transpose()?;
@@ -113,6 +118,10 @@ impl Config {
             devices,
             prefer_ring: self.prefer_ring.value,
             verbs_library: self.verbs_library.map(|path| path.value),
+            verbs_transport: self.verbs_transport.map(|transport| transport.value),
+            verbs_checksum: self.verbs_checksum.value,
+            verbs_bulk,
+            verbs_keep_alive: limit(self.verbs_keep_alive.value),
             job,
             trace: self.trace.map(|path| path.value),
         })
@@ -195,6 +204,7 @@ impl Config {
         let (_, size) = self.place()?;
         self.checked_sockets()?;
         self.checked_job()?;
+        self.checked_bulk()?;
         self.read_devices(size)?;
         self.find_interfaces()?;
         Ok(())
@@ -229,6 +239,14 @@ impl Config {
             })?
         };
         DeviceMatrix::parse(&text).map(Some).map_err(|reason| devices.refuse(reason))
+    }
+
+    fn checked_bulk(&self) -> Result<Option<Bulk>> {
+        let Some(bulk) = &self.verbs_bulk else { return Ok(None) };
+        match &bulk.value {
+            Ok(good) => Ok(Some(*good)),
+            Err(reason) => Err(refuse(bulk.name, "given", reason)),
+        }
     }
 
     fn read_devices(&self, size: usize) -> Result<Option<DeviceMatrix>> {

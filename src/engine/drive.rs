@@ -22,7 +22,7 @@ use super::{
 use crate::{
     bootstrap::{alarm::NEWS, watcher::Status},
     error::Error,
-    link::{Arrival, LinkKind, Sender},
+    link::{Arrival, LinkKind, Receiver, Sender},
     os::{self, PollFd},
 };
 
@@ -44,6 +44,8 @@ impl Policy {
 
 /// How often deadlines are looked at, and the longest sleep.
 const TICK: Duration = Duration::from_millis(20);
+/// The longest sleep while something may come over a link that wakes nobody.
+const NAP: Duration = Duration::from_micros(50);
 /// How long an operation stands still before the others are told where it is.
 const REPORT_AFTER: Duration = Duration::from_millis(100);
 /// How often they are told again.
@@ -352,7 +354,9 @@ impl Engine {
         }
         let mut fds: Vec<PollFd> = readable.into_iter().map(PollFd::readable).collect();
         fds.extend(writable.into_iter().map(PollFd::writable));
-        let result = MutexGuard::unlocked(core, || os::poll(&mut fds, Some(TICK)));
+        let silent = core.receivers.iter().flatten().any(Receiver::is_silent);
+        let longest = if silent { NAP } else { TICK };
+        let result = MutexGuard::unlocked(core, || os::poll(&mut fds, Some(longest)));
         self.waker.finish();
         result.map(|_| ()).map_err(|source| Failure::System { what: "poll", source: source.into() })
     }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    io,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -19,7 +20,7 @@ use crate::{
         watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status, Watcher},
     },
     error::{Cause, Error},
-    link::{LinkKind, Sender},
+    link::{LinkKind, Sender, verbs::Cables},
     os::Waker,
 };
 
@@ -87,7 +88,16 @@ struct News {
     announced: bool,
     departed: Vec<bool>,
     answers: Vec<Option<Vec<u64>>>,
+    /// What each peer says has arrived through its cables; all there is once it has ended.
+    arrived: Vec<Arrived>,
     statuses: Vec<(usize, Status)>,
+}
+
+/// What is known of a peer's end of the cables to it.
+#[derive(Debug, Clone, Default)]
+struct Arrived {
+    packets: Vec<u64>,
+    ended: bool,
 }
 
 impl Health {
@@ -99,6 +109,7 @@ impl Health {
             announced: false,
             departed: vec![false; size],
             answers: vec![None; size],
+            arrived: vec![Arrived::default(); size],
             statuses: Vec::new(),
         };
         Health {
@@ -217,6 +228,25 @@ impl Health {
             }
         }
     }
+
+    /// Waits until `peer` has said that so many packets have arrived through its cables, or needs none any more, or the time is
+    /// up. False if it has to be asked again.
+    pub(crate) fn wait_arrived(&self, peer: usize, sent: &[u64], until: Instant) -> bool {
+        let mut news = self.news.lock();
+        loop {
+            let Arrived { packets, ended } = &news.arrived[peer];
+            // Both count modulo 2^32.
+            let is_there =
+                |(arrived, sent): (&u64, &u64)| (arrived.wrapping_sub(*sent) as u32).cast_signed() >= 0;
+            let all = packets.len() == sent.len() && packets.iter().zip(sent).all(is_there);
+            if *ended || all || news.failure.is_some() {
+                return true;
+            }
+            if self.answered.wait_until(&mut news, until).timed_out() {
+                return false;
+            }
+        }
+    }
 }
 
 impl Watcher for Health {
@@ -230,6 +260,20 @@ impl Watcher for Health {
 
     fn goodbye_answered(&self, peer: usize, sent: Vec<u64>) {
         self.news.lock().answers[peer] = Some(sent);
+        self.answered.notify_all();
+    }
+
+    fn count_arrived(&self, peer: usize) -> Vec<u64> {
+        self.senders[peer].as_ref().and_then(Sender::cables).map_or_else(Vec::new, Cables::arrived)
+    }
+
+    fn arrived(&self, peer: usize, packets: Vec<u64>) {
+        self.news.lock().arrived[peer].packets = packets;
+        self.answered.notify_all();
+    }
+
+    fn ended(&self, peer: usize) {
+        self.news.lock().arrived[peer].ended = true;
         self.answered.notify_all();
     }
 
@@ -303,7 +347,8 @@ impl Failure {
             Failure::Remote(RemoteCause { origin, kind, message }) => match kind {
                 CauseKind::PeerLost { peer } if peer != rank => {
                     let reason = format!("as rank {origin} found");
-                    Error::PeerLost { operation, rank, peer, reason, detail: record(), source: None }
+                    let source = Some(Cause::new(io::Error::other(message)));
+                    Error::PeerLost { operation, rank, peer, reason, detail: record(), source }
                 }
                 // What broke is between the two of us, so that either lost the other.
                 CauseKind::PeerLost { .. } if origin != rank => {
@@ -335,7 +380,13 @@ impl Failure {
             Failure::Aborted => CauseKind::Aborted,
             _ => CauseKind::Other,
         };
-        let mut message = self.error(operation, rank).to_string();
+        let error = self.error(operation, rank);
+        let mut message = error.to_string();
+        let mut below = std::error::Error::source(&error);
+        while let Some(cause) = below {
+            message += &format!(": {cause}");
+            below = cause.source();
+        }
         let mut end = message.len().min(MESSAGE_LIMIT);
         while !message.is_char_boundary(end) {
             end -= 1;

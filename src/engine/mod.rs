@@ -401,11 +401,43 @@ impl Engine {
                     }
                 }
             }
-            self.senders.iter().flatten().for_each(Sender::shutdown);
+            for (peer, sender) in self.senders.iter().enumerate() {
+                if let Some(sender) = sender
+                    && (sender.cables().is_none() || !self.health.departed(peer))
+                {
+                    sender.shutdown();
+                }
+            }
+            self.confirm(until);
         }
         self.control.close();
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
+        self.senders.iter().flatten().for_each(Sender::release);
         result
+    }
+
+    /// Waits until what was sent over cables has arrived: what is under way is lost once this side lets go of a cable.
+    fn confirm(&self, until: Instant) {
+        /// How long after a question the next one follows.
+        const PAUSE: Duration = Duration::from_millis(2);
+        for (peer, sender) in self.senders.iter().enumerate() {
+            let Some(cables) = sender.as_ref().and_then(Sender::cables) else { continue };
+            let sent = cables.sent();
+            loop {
+                self.control.ask(peer);
+                if self.health.wait_arrived(peer, &sent, Instant::now() + PAUSE) {
+                    break;
+                }
+                if Instant::now() >= until {
+                    tracing::warn!(
+                        rank = self.rank,
+                        peer,
+                        "leaving before the last bytes are known to have arrived"
+                    );
+                    break;
+                }
+            }
+        }
     }
 
     unsafe fn submit_locked(

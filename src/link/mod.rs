@@ -24,6 +24,7 @@ mod stripe;
 pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
+pub(crate) mod verbs;
 
 use std::os::fd::RawFd;
 
@@ -61,6 +62,7 @@ pub(crate) enum Sender {
     Local(stripe::Sender<local::Outlet>),
     Tcp(stripe::Sender<tcp::Outlet>),
     Sealed(stripe::Sender<sealed::Outlet<tcp::Outlet>>),
+    Verbs(stripe::Sender<verbs::Outlet>, verbs::Cables),
 }
 
 /// What a [`Receiver`] found.
@@ -81,6 +83,7 @@ pub(crate) enum Receiver {
     Local(stripe::Receiver<local::Inlet>),
     Tcp(stripe::Receiver<tcp::Inlet>),
     Sealed(stripe::Receiver<sealed::Inlet<tcp::Inlet>>),
+    Verbs(stripe::Receiver<verbs::Inlet>),
 }
 
 /// Does the same with the link inside, whatever its kind.
@@ -90,6 +93,7 @@ macro_rules! each {
             $half::Local($link) => $do,
             $half::Tcp($link) => $do,
             $half::Sealed($link) => $do,
+            $half::Verbs($link, ..) => $do,
         }
     };
 }
@@ -99,6 +103,7 @@ impl Sender {
         match self {
             Sender::Local(_) => LinkKind::Local,
             Sender::Tcp(_) | Sender::Sealed(_) => LinkKind::Tcp,
+            Sender::Verbs(..) => LinkKind::Verbs,
         }
     }
 
@@ -158,6 +163,23 @@ impl Sender {
         each!(Sender, self, link => link.shutdown());
     }
 
+    /// Lets go of the link's device, after the receiver was dropped: what is left undone there is lost. Does nothing where the link
+    /// has none.
+    pub(crate) fn release(&self) {
+        if let Sender::Verbs(link, cables) = self {
+            link.release();
+            cables.release();
+        }
+    }
+
+    /// The cables of the link, where its last bytes are lost if this side lets go of them before they have arrived.
+    pub(crate) fn cables(&self) -> Option<&verbs::Cables> {
+        match self {
+            Sender::Verbs(_, cables) => Some(cables),
+            _ => None,
+        }
+    }
+
     /// Appends the descriptors to poll for writing. Those of lanes with nothing in line are left out; local links have none,
     /// and wake their threads instead.
     pub(crate) fn fds(&self, out: &mut Vec<RawFd>) {
@@ -191,6 +213,11 @@ impl Receiver {
     /// Bytes received so far, headers included.
     pub(crate) fn moved(&self) -> u64 {
         each!(Receiver, self, link => link.moved())
+    }
+
+    /// Whether nothing tells a sleeper that something has come, so that whoever waits has to look again and again.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self, Receiver::Verbs(_))
     }
 
     /// Reads and drops until the peer's bytes, counted lane by lane from the beginning of the link as its [`Sender::close`]

@@ -63,6 +63,29 @@ impl Port {
         mtu_bytes(self.0.active_mtu)
     }
 
+    /// How fast the port says it is, in megabits a second and direction; 0 where it says nothing that this crate knows.
+    pub fn megabits(&self) -> u32 {
+        let lanes = match self.0.active_width {
+            1 => 1,
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => 0,
+        };
+        let lane = match self.0.active_speed {
+            1 => 2_500,
+            2 => 5_000,
+            4 | 8 => 10_000,
+            16 => 14_000,
+            32 => 25_000,
+            64 => 50_000,
+            128 => 100_000,
+            _ => 0,
+        };
+        lanes * lane
+    }
+
     /// The largest message, in bytes.
     pub fn max_message(&self) -> u32 {
         self.0.max_msg_sz
@@ -147,6 +170,18 @@ pub struct GidEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_as_fast_as_its_lanes_together() {
+        // SAFETY: the structure is made of integers, for which zero bytes are a value.
+        let mut port = Port(unsafe { std::mem::zeroed() });
+        assert_eq!(port.megabits(), 0);
+        port.0.active_width = 2;
+        port.0.active_speed = 32;
+        assert_eq!(port.megabits(), 100_000);
+        port.0.active_speed = 3;
+        assert_eq!(port.megabits(), 0);
+    }
 
     #[test]
     fn mtus_of_the_header_are_powers_of_two() {

@@ -140,6 +140,13 @@ impl<L: Outlet> Sender<L> {
         );
     }
 
+    /// Closes, and lets go of the lanes.
+    pub(crate) fn release(&self) {
+        let mut line = self.line.lock();
+        self.end(&mut line, LinkError::Closed);
+        line.lanes.clear();
+    }
+
     /// Pushes what the lanes take; whether bytes moved. After a failure the line is empty and the link has ended.
     fn push(&self, line: &mut Line<L>) -> Result<bool, LinkError> {
         let mut moved = 0;

@@ -1,0 +1,437 @@
+//! Connecting the cables of a group.
+//!
+//! Every rank opens its devices and makes its queue pairs, then all ranks go through three rounds together, over connections
+//! that they have already: they offer each other their queue pairs; they say that theirs are connected and have receives
+//! posted; they say that a token came through every cable, in both directions and as deep as the queues are. If one rank fails,
+//! every rank learns it in the same round, so that all of them use cables or none does.
+
+use std::{
+    net::TcpStream,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU32},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raccl_sys::{Gid, Library, Peer, Route};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Options,
+    crc32c::crc32c,
+    device::{Device, NewLane},
+    ends::{Cables, Inlet, Outlet},
+    keeper,
+    lane::{Class, Lane, PORT, Parts},
+    plan,
+    rounds::{Lost, Rounds},
+};
+use crate::{
+    config::DeviceMatrix,
+    error::Cause,
+    link::{LinkError, Receiver, Sender, stripe},
+    os::IoVec,
+};
+
+/// What is to be connected.
+pub(crate) struct Request<'a> {
+    pub(crate) rank: usize,
+    pub(crate) epoch: u32,
+    pub(crate) matrix: &'a DeviceMatrix,
+    pub(crate) library: Option<&'a PathBuf>,
+    pub(crate) options: Options,
+    pub(crate) until: Instant,
+}
+
+/// Why there are no cables.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Some rank cannot use its cables, and all ranks know: they may agree on another link.
+    Unavailable { rank: usize, reason: String, source: Option<Cause> },
+    /// A rank is gone.
+    Lost { peer: usize, source: Cause },
+}
+
+/// How long a token may stand still.
+const TOKEN: Duration = Duration::from_secs(5);
+/// Ranks wait a little longer for each other than each of them waits for its devices.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Connects the cables that the matrix names. `sockets` are connections to every peer, none to oneself; afterwards they are as
+/// before. Returns the links by peer, `None` where there is no cable.
+pub(crate) fn connect(
+    request: &Request<'_>,
+    sockets: Vec<Option<&TcpStream>>,
+) -> Result<Vec<Option<(Sender, Receiver)>>, Failure> {
+    let mut rounds = Rounds::new(sockets, request.until + PATIENCE + TOKEN);
+    let size = request.matrix.size();
+    let mut opened = open(request);
+    let offers = agree(request.rank, &mut rounds, &opened, |ends, peer| {
+        ends.iter().filter(|end| end.peer == peer).map(End::offer).collect()
+    })?;
+    let ends = opened.as_mut().map(std::mem::take).unwrap_or_default();
+    let lanes = meet(request, ends, &offers);
+    agree(request.rank, &mut rounds, &lanes, |_, _| ())?;
+    let lanes = lanes.unwrap_or_default();
+    let proved = prove(request, &lanes).and_then(|()| keep_alive(request, &lanes));
+    agree(request.rank, &mut rounds, &proved, |_, _| ())?;
+    let mut by_peer: Vec<Vec<Joined>> = (0..size).map(|_| Vec::new()).collect();
+    lanes.into_iter().for_each(|joined| by_peer[joined.peer].push(joined));
+    Ok(by_peer.into_iter().map(|lanes| (!lanes.is_empty()).then(|| link(lanes))).collect())
+}
+
+/// A trouble of this rank.
+struct Trouble {
+    reason: String,
+    source: Option<Cause>,
+}
+
+impl From<Box<dyn std::error::Error + Send + Sync>> for Trouble {
+    fn from(source: Box<dyn std::error::Error + Send + Sync>) -> Trouble {
+        Trouble { reason: source.to_string(), source: Some(source.into()) }
+    }
+}
+
+impl From<raccl_sys::Error> for Trouble {
+    fn from(source: raccl_sys::Error) -> Trouble {
+        Trouble { reason: source.to_string(), source: Some(Cause::new(source)) }
+    }
+}
+
+/// One end of a cable, before it is connected.
+struct End {
+    peer: usize,
+    /// Which of the cables of the pair.
+    index: usize,
+    device: String,
+    gid_index: u8,
+    gid: Gid,
+    lid: u16,
+    mtu: u32,
+    megabits: u32,
+    new: NewLane,
+}
+
+/// A cable that is connected.
+struct Joined {
+    peer: usize,
+    /// As fast as the slower of its ends; 0 if one of them does not say.
+    megabits: u32,
+    lane: Arc<Lane>,
+}
+
+/// What the other end has to know.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    index: usize,
+    device: String,
+    lid: u16,
+    gid: [u8; 16],
+    mtu: u32,
+    megabits: u32,
+    classes: Vec<OfferedClass>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OfferedClass {
+    queue_pair: u32,
+    slot_bytes: usize,
+    recv_slots: u32,
+}
+
+/// The number of the first packet of every queue pair.
+const PSN: u32 = 7;
+
+impl End {
+    fn offer(&self) -> Offer {
+        let class = |class: &super::device::NewClass| OfferedClass {
+            queue_pair: class.pair.number(),
+            slot_bytes: class.slot_bytes,
+            recv_slots: class.recv_slots,
+        };
+        Offer {
+            index: self.index,
+            device: self.device.clone(),
+            lid: self.lid,
+            gid: self.gid.0,
+            mtu: self.mtu,
+            megabits: self.megabits,
+            classes: self.new.classes.iter().map(class).collect(),
+        }
+    }
+}
+
+/// Opens the devices and makes one end for each cable.
+fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
+    let library = Library::load(request.library.map(PathBuf::as_path))?;
+    let list = library.devices()?;
+    let cables = plan::cables(request.matrix, request.rank);
+    let mut ends = Vec::new();
+    for (name, cables) in cables {
+        let mut device = Device::open(&list, &name, cables.len(), &request.options, request.until)?;
+        for (peer, index) in cables {
+            ends.push(End {
+                peer,
+                index,
+                device: name.clone(),
+                gid_index: device.gid.index,
+                gid: device.gid.gid,
+                lid: device.lid,
+                mtu: device.mtu,
+                megabits: device.megabits,
+                new: device.lane()?,
+            });
+        }
+    }
+    // Both sides stripe in the order of the matrix.
+    ends.sort_by_key(|end| (end.peer, end.index));
+    Ok(ends)
+}
+
+/// Goes through a round: what the others say to this rank, unless somebody is in trouble.
+fn agree<S, T: Serialize + serde::de::DeserializeOwned>(
+    rank: usize,
+    rounds: &mut Rounds<'_>,
+    mine: &Result<S, Trouble>,
+    say: impl Fn(&S, usize) -> T,
+) -> Result<Vec<Option<T>>, Failure> {
+    let answers = rounds
+        .exchange(|peer| match mine {
+            Ok(good) => Ok(say(good, peer)),
+            Err(trouble) => Err(trouble.reason.clone()),
+        })
+        .map_err(|lost: Lost| Failure::Lost { peer: lost.peer, source: Cause::new(lost) })?;
+    if let Err(trouble) = mine {
+        let Trouble { reason, source } = trouble;
+        return Err(Failure::Unavailable { rank, reason: reason.clone(), source: source.clone() });
+    }
+    let mut said = Vec::with_capacity(answers.len());
+    for (peer, answer) in answers.into_iter().enumerate() {
+        match answer.transpose() {
+            Ok(answer) => said.push(answer),
+            Err(reason) => return Err(Failure::Unavailable { rank: peer, reason, source: None }),
+        }
+    }
+    Ok(said)
+}
+
+/// Connects each end with what the peer offers for the same cable.
+fn meet(
+    request: &Request<'_>,
+    ends: Vec<End>,
+    offers: &[Option<Vec<Offer>>],
+) -> Result<Vec<Joined>, Trouble> {
+    let mut lanes = Vec::with_capacity(ends.len());
+    for end in ends {
+        let (peer, index) = (end.peer, end.index);
+        let offered = offers[peer].iter().flatten().find(|offer| offer.index == index);
+        let Some(offer) = offered else {
+            let reason = format!("rank {peer} knows of no cable {index} to rank {}", request.rank);
+            return Err(Trouble { reason, source: None });
+        };
+        let megabits = end.megabits.min(offer.megabits);
+        lanes.push(Joined { peer, megabits, lane: Arc::new(join(request, end, offer)?) });
+    }
+    Ok(lanes)
+}
+
+fn join(request: &Request<'_>, end: End, offer: &Offer) -> Result<Lane, Trouble> {
+    let End { peer, index, device, gid_index, mtu, new, .. } = end;
+    let cable = format!("{index} from {device} of rank {} to {} of rank {peer}", request.rank, offer.device);
+    let route = Route { port: PORT, gid_index, mtu: mtu.min(offer.mtu) };
+    let mut classes = Vec::new();
+    // One side may have fewer queue pairs than the other; what has no counterpart is given back.
+    for (class, offered) in new.classes.into_iter().zip(&offer.classes) {
+        if class.slot_bytes != offered.slot_bytes || !offered.recv_slots.is_power_of_two() {
+            let reason = format!(
+                "cable {cable}: rank {peer} has {} receives of {} bytes, here they have {}",
+                offered.recv_slots, offered.slot_bytes, class.slot_bytes
+            );
+            return Err(Trouble { reason, source: None });
+        }
+        let remote = Peer { lid: offer.lid, queue_pair: offered.queue_pair, psn: PSN, gid: Gid(offer.gid) };
+        classes.push(Class {
+            pair: class.pair.ready_to_receive(&route, &remote)?.ready_to_send(PSN)?,
+            slot_bytes: class.slot_bytes,
+            send_at: class.send_at,
+            recv_at: class.recv_at,
+            send_slots: class.send_slots,
+            recv_slots: class.recv_slots,
+            granted: AtomicU32::new(offered.recv_slots),
+            posted: AtomicU32::new(0),
+            told: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+        });
+    }
+    let parts = Parts {
+        cable,
+        queue: new.queue,
+        region: new.region,
+        classes,
+        out_number: number(request.epoch, request.rank, peer, index),
+        in_number: number(request.epoch, peer, request.rank, index),
+        sums: request.options.sums,
+    };
+    Lane::new(parts).map_err(|error| trouble(&error))
+}
+
+/// Tells a direction of a cable from all others, of this group and of others.
+fn number(epoch: u32, from: usize, to: usize, index: usize) -> u32 {
+    let mut bytes = [0; 28];
+    bytes[0..4].copy_from_slice(&epoch.to_le_bytes());
+    for (place, value) in bytes[4..].chunks_exact_mut(8).zip([from, to, index]) {
+        place.copy_from_slice(&(value as u64).to_le_bytes());
+    }
+    crc32c(0, &bytes)
+}
+
+/// Sends a token through every cable and waits for the peers'. It is as long as what the queues hold, and no two cables and
+/// directions have the same, so it proves the pairing, both queue pairs and their depth.
+fn prove(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
+    let mut moved = Instant::now();
+    let mut tokens: Vec<Token> = lanes.iter().map(|joined| Token::new(&joined.lane)).collect();
+    while tokens.iter().any(|token| !token.is_through()) {
+        for token in &mut tokens {
+            if token.step().map_err(|error| trouble(&error))? {
+                moved = Instant::now();
+            }
+        }
+        if moved.elapsed() >= TOKEN
+            && let Some(token) = tokens.iter().find(|token| !token.is_through())
+        {
+            let reason = format!(
+                "{} of {} bytes came through cable {} and {} went in, and then nothing more for {TOKEN:?}; does the cable join these devices, \
+                 in this order? If only some come, try RACCL_VERBS_BULK=16K*2",
+                token.received,
+                token.expected.len(),
+                token.lane.cable(),
+                token.sent
+            );
+            return Err(Trouble { reason, source: None });
+        }
+        thread::yield_now();
+    }
+    tracing::debug!(rank = request.rank, cables = lanes.len(), "every cable has carried its token");
+    Ok(())
+}
+
+fn keep_alive(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
+    let Some(every) = request.options.keep_alive else { return Ok(()) };
+    lanes.iter().try_for_each(|joined| keeper::keep(&joined.lane, every)).map_err(|error| Trouble {
+        reason: format!("the thread that keeps cables alive cannot be started: {error}"),
+        source: Some(error.into()),
+    })
+}
+
+/// A token on its way out and another on its way in.
+struct Token<'a> {
+    lane: &'a Lane,
+    own: Vec<u8>,
+    sent: usize,
+    expected: Vec<u8>,
+    received: usize,
+}
+
+impl<'a> Token<'a> {
+    fn new(lane: &'a Lane) -> Token<'a> {
+        let (out, incoming) = lane.numbers();
+        let length = lane.window();
+        Token { lane, own: pattern(out, length), sent: 0, expected: pattern(incoming, length), received: 0 }
+    }
+
+    fn is_through(&self) -> bool {
+        self.sent == self.own.len() && self.received == self.expected.len()
+    }
+
+    /// Moves what can be moved; whether that is anything.
+    fn step(&mut self) -> Result<bool, LinkError> {
+        let before = self.sent + self.received;
+        let rest = &self.own[self.sent..];
+        if !rest.is_empty() {
+            let piece = IoVec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            // SAFETY: the piece is a slice that lives as long as the call, and is only read.
+            self.sent += unsafe { self.lane.write(&[piece]) }?;
+        }
+        let mut bytes = [0_u8; 4096];
+        let most = bytes.len().min(self.expected.len() - self.received);
+        if most == 0 {
+            return Ok(self.sent + self.received > before);
+        }
+        let piece = IoVec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
+        // SAFETY: the piece is an array of ours that nobody else has.
+        match unsafe { self.lane.read(&[piece]) }? {
+            stripe::Read::Bytes(count)
+                if bytes[..count] == self.expected[self.received..self.received + count] =>
+            {
+                self.received += count;
+                Ok(true)
+            }
+            stripe::Read::Bytes(_) => {
+                let reason =
+                    format!("cable {}: another token came than that of its other end", self.lane.cable());
+                Err(LinkError::Protocol(reason))
+            }
+            stripe::Read::Empty => Ok(self.sent + self.received > before),
+            stripe::Read::End => Err(LinkError::Closed),
+        }
+    }
+}
+
+/// Bytes that no other number has.
+fn pattern(number: u32, length: usize) -> Vec<u8> {
+    let mut state = u64::from(number) << 32 | 0x9E37_79B9;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// The link of a pair's lanes.
+fn link(joined: Vec<Joined>) -> (Sender, Receiver) {
+    let split = stripe::Split::new(&weights(joined.iter().map(|joined| joined.megabits).collect()));
+    let lanes: Vec<Arc<Lane>> = joined.into_iter().map(|joined| joined.lane).collect();
+    let outlets = lanes.iter().cloned().map(Outlet::new).collect();
+    let inlets = lanes.iter().cloned().map(Inlet::new).collect();
+    let sender = stripe::Sender::new(outlets, split.clone());
+    (Sender::Verbs(sender, Cables::new(lanes)), Receiver::Verbs(stripe::Receiver::new(inlets, split)))
+}
+
+/// Cables carry in proportion to their speeds, or equally if one of them has none. Both sides have the same numbers.
+fn weights(megabits: Vec<u32>) -> Vec<u32> {
+    if megabits.contains(&0) { vec![1; megabits.len()] } else { megabits }
+}
+
+fn trouble(error: &LinkError) -> Trouble {
+    match error {
+        LinkError::Broken { source, .. } => {
+            Trouble { reason: source.to_string(), source: Some(source.clone()) }
+        }
+        other => Trouble { reason: other.to_string(), source: None },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faster_cables_carry_more() {
+        assert_eq!(weights(vec![80_000, 40_000]), [80_000, 40_000]);
+        assert_eq!(weights(vec![80_000, 0, 40_000]), [1, 1, 1]);
+    }
+
+    #[test]
+    fn no_two_directions_of_cables_have_the_same_number_or_token() {
+        let mut numbers = Vec::new();
+        for epoch in [1, 2] {
+            for (from, to) in [(0, 1), (1, 0), (0, 2)] {
+                numbers.extend((0..3).map(|index| number(epoch, from, to, index)));
+            }
+        }
+        let tokens: Vec<Vec<u8>> = numbers.iter().map(|&number| pattern(number, 32)).collect();
+        for (i, token) in tokens.iter().enumerate() {
+            assert!(!tokens[..i].contains(token), "{i}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A device of this machine, opened after it was found good, with the memory of all its lanes.
+#![forbid(unsafe_code)]
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use raccl_sys::{
+    CompletionQueue, Context, DeviceList, Error, GidEntry, Init, MemoryRegion, ProtectionDomain, Provider,
+    QueuePair, QueuePairOptions, Transport,
+};
+
+use super::{
+    Options,
+    lane::{FRAME, PORT},
+    plan::{Budget, Share},
+};
+use crate::config::VerbsTransport;
+
+/// Slots of the small class, each way.
+const SMALL_SLOTS: u32 = 64;
+/// Path MTU where the driver is Apple's; the one that has been in use there.
+const APPLE_MTU: u32 = 1024;
+/// Between two looks at a GID table.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// An open device whose port can carry messages.
+pub(super) struct Device {
+    domain: ProtectionDomain,
+    region: MemoryRegion,
+    classes: Vec<Slots>,
+    transport: Transport,
+    pub(super) gid: GidEntry,
+    pub(super) lid: u16,
+    /// The largest packet that the way from here can have.
+    pub(super) mtu: u32,
+    /// What the port says of its speed, 0 if nothing.
+    pub(super) megabits: u32,
+    /// Lanes that have their share of the region.
+    lanes: usize,
+}
+
+/// The slots of a class of one lane, and where in the lane's memory they begin.
+#[derive(Debug, Clone, Copy)]
+struct Slots {
+    bytes: usize,
+    /// Each way.
+    count: u32,
+    send_at: usize,
+    recv_at: usize,
+}
+
+/// A class of one lane before it is connected.
+pub(super) struct NewClass {
+    pub(super) pair: QueuePair<Init>,
+    pub(super) slot_bytes: usize,
+    pub(super) send_at: usize,
+    pub(super) recv_at: usize,
+    pub(super) send_slots: u32,
+    pub(super) recv_slots: u32,
+}
+
+/// One end of a cable before it is connected.
+pub(super) struct NewLane {
+    pub(super) queue: CompletionQueue,
+    pub(super) region: MemoryRegion,
+    pub(super) classes: Vec<NewClass>,
+}
+
+impl Device {
+    /// Opens a device for so many lanes. The port and the address are looked at first, and waited for until the deadline, since
+    /// they come some time after a cable was plugged in; then the limits, before anything is taken.
+    pub(super) fn open(
+        list: &DeviceList,
+        name: &str,
+        lanes: usize,
+        options: &Options,
+        until: Instant,
+    ) -> Result<Device, Box<dyn std::error::Error + Send + Sync>> {
+        let context = list.find(name)?.open()?;
+        let port = context.active_port(PORT)?;
+        let gid = wait_for_gid(&context, until)?;
+        let provider = context.provider();
+        let budget = Budget::new(context.limits()?.as_ref(), provider);
+        let share = Share::new(name, lanes, &budget)?;
+        let classes = divide(&share, options);
+        let domain = context.protection_domain()?;
+        let region = domain.allocate(lanes * lane_bytes(&classes))?;
+        let mtu = match provider {
+            Provider::Apple => APPLE_MTU,
+            Provider::Linux => port.active_mtu().max(256),
+        };
+        let transport = match (options.transport, provider) {
+            (Some(VerbsTransport::Uc), _) | (None, Provider::Apple) => Transport::Uc,
+            (Some(VerbsTransport::Rc), _) | (None, Provider::Linux) => Transport::Rc,
+        };
+        Ok(Device {
+            domain,
+            region,
+            classes,
+            transport,
+            gid,
+            lid: port.lid(),
+            mtu,
+            megabits: port.megabits(),
+            lanes: 0,
+        })
+    }
+
+    /// Makes one lane's end.
+    pub(super) fn lane(&mut self) -> Result<NewLane, Error> {
+        let base = self.lanes * lane_bytes(&self.classes);
+        self.lanes += 1;
+        // Whatever is posted at a time has a place: each slot once.
+        let entries: u32 = self.classes.iter().map(|class| 2 * class.count).sum();
+        let queue = self.domain.completion_queue(entries as usize)?;
+        let mut classes = Vec::new();
+        for slots in &self.classes {
+            // Less than 2^32: the options are bounded.
+            let frames = slots.count * (slots.bytes / FRAME) as u32;
+            let requests = match self.domain.context().provider() {
+                Provider::Apple => frames,
+                Provider::Linux => slots.count,
+            };
+            let depth = raccl_sys::Depths { send: requests, recv: requests };
+            let pair = self.domain.queue_pair(
+                &QueuePairOptions { transport: self.transport, depth },
+                &queue,
+                &queue,
+            )?;
+            pair.keep(&self.region);
+            let granted = pair.depths();
+            let fit = |granted: u32| {
+                let slots_granted = u64::from(granted) * u64::from(slots.count) / u64::from(requests);
+                let count = slots_granted.min(u64::from(slots.count)) as u32;
+                if count == 0 { 0 } else { 1 << count.ilog2() }
+            };
+            let (send_slots, recv_slots) = (fit(granted.send), fit(granted.recv));
+            if send_slots < 2 || recv_slots < 2 {
+                let what = format!(
+                    "RDMA device {} grants queues {} and {} deep, where {requests} were asked for; set RACCL_VERBS_BULK to less",
+                    self.domain.context().name(),
+                    granted.send,
+                    granted.recv
+                );
+                return Err(Error::Argument { what });
+            }
+            classes.push(NewClass {
+                pair: pair.init(PORT)?,
+                slot_bytes: slots.bytes,
+                send_at: base + slots.send_at,
+                recv_at: base + slots.recv_at,
+                send_slots,
+                recv_slots,
+            });
+        }
+        Ok(NewLane { queue, region: self.region.clone(), classes })
+    }
+}
+
+fn wait_for_gid(context: &Context, until: Instant) -> Result<GidEntry, Error> {
+    loop {
+        match context.ipv4_gid(PORT) {
+            Err(Error::NoIpv4Gid { .. }) if Instant::now() < until => thread::sleep(LOOK),
+            result => return result,
+        }
+    }
+}
+
+/// The classes of each lane of a device.
+fn divide(share: &Share, options: &Options) -> Vec<Slots> {
+    let sizes = [(FRAME, SMALL_SLOTS), (options.bulk_bytes, options.bulk_depth)];
+    let mut at = 0;
+    let slots = |(bytes, count): (usize, u32)| {
+        let send_at = at;
+        let recv_at = send_at + bytes * count as usize;
+        at = recv_at + bytes * count as usize;
+        Slots { bytes, count, send_at, recv_at }
+    };
+    sizes.into_iter().take(share.classes).map(slots).collect()
+}
+
+fn lane_bytes(classes: &[Slots]) -> usize {
+    classes.last().map_or(0, |last| last.recv_at + last.bytes * last.count as usize)
+}

@@ -1,0 +1,51 @@
+//! The verbs link: cables between machines, through a library that is loaded at run time.
+//!
+//! [`lane`] is one cable as an ordered, reliable pipe of bytes; striping makes messages of one cable or several as it does of
+//! sockets. [`plan`] counts what devices are asked for, [`device`] opens them, and [`bring_up`] connects all cables of a group.
+//! [`keeper`] keeps them alive.
+
+mod bring_up;
+mod crc32c;
+mod device;
+mod ends;
+mod keeper;
+mod lane;
+mod packet;
+mod plan;
+mod rounds;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::VerbsTransport;
+pub(crate) use bring_up::{Failure, Request, connect};
+pub(crate) use ends::{Cables, Inlet, Outlet};
+
+/// How cables are used; the same on both sides of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Options {
+    /// The user's choice.
+    pub(crate) transport: Option<VerbsTransport>,
+    /// Payloads are summed, not headers alone.
+    pub(crate) sums: bool,
+    /// Bytes of a packet of the bulk class, a multiple of 4096 from 8192 on.
+    pub(crate) bulk_bytes: usize,
+    /// How many of them are under way at a time: a power of two, at least 2.
+    pub(crate) bulk_depth: u32,
+    /// How long a queue pair may be silent; `None` is for ever.
+    pub(crate) keep_alive: Option<Duration>,
+}
+
+impl Default for Options {
+    /// Deep enough for a cable of 80 Gbit/s, and less than drivers are reported to have trouble with.
+    fn default() -> Options {
+        Options {
+            transport: None,
+            sums: false,
+            bulk_bytes: 64 << 10,
+            bulk_depth: 4,
+            keep_alive: Some(Duration::from_secs(20)),
+        }
+    }
+}

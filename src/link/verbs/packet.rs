@@ -1,0 +1,157 @@
+//! The 32 bytes in front of what one work request carries.
+//!
+//! ```text
+//!  0       2   3    4       8          12     16       20      24          28           32
+//! +-------+---+----+-------+----------+------+--------+-------+-----------+------------+
+//! | magic |ver|kind| bytes | sequence | turn | small  | bulk  |payload sum| header sum |
+//! +-------+---+----+-------+----------+------+--------+-------+-----------+------------+
+//! ```
+//! All fields are little-endian. A queue pair has no way to tell its user that something was lost or came twice, so every
+//! packet says which it is: `turn` counts the packets of its queue pair and `sequence` those of the lane that carry the stream,
+//! over both queue pairs. `small` and `bulk` count the receives that the sender of the packet has posted so far. The header sum
+//! begins with a number of the lane and direction, so that no other lane's packet is ever taken for one of this.
+#![forbid(unsafe_code)]
+
+use super::crc32c::crc32c;
+
+/// Size of an encoded [`Packet`].
+pub(super) const PACKET_BYTES: usize = 32;
+
+const MAGIC: u16 = 0xC17B;
+const VERSION: u8 = 1;
+/// In the byte of the kind: the payload's sum is given.
+const SUMMED: u8 = 0x80;
+
+/// What a packet is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// The next bytes of the stream.
+    Stream = 1,
+    /// Nothing but the counts of receives; has no sequence.
+    Credit = 2,
+    /// The stream has ended.
+    End = 3,
+    /// Bytes of no meaning, so that a queue pair of long packets is not silent for ever; has no sequence.
+    Idle = 4,
+}
+
+/// A decoded header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Packet {
+    pub(super) kind: Kind,
+    /// Bytes behind the header.
+    pub(super) bytes: u32,
+    pub(super) sequence: u32,
+    pub(super) turn: u32,
+    /// Receives posted, by class.
+    pub(super) posted: [u32; 2],
+    /// CRC-32C of the payload, if the sender computes it.
+    pub(super) payload_sum: Option<u32>,
+}
+
+impl Packet {
+    pub(super) fn encode(&self, lane: u32) -> [u8; PACKET_BYTES] {
+        let mut bytes = [0; PACKET_BYTES];
+        bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[2] = VERSION;
+        bytes[3] = self.kind as u8 | if self.payload_sum.is_some() { SUMMED } else { 0 };
+        let fields = [
+            self.bytes,
+            self.sequence,
+            self.turn,
+            self.posted[0],
+            self.posted[1],
+            self.payload_sum.unwrap_or(0),
+        ];
+        for (place, field) in bytes[4..28].chunks_exact_mut(4).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        let sum = crc32c(lane, &bytes[..28]);
+        bytes[28..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes what has come; the error says what is wrong with it.
+    pub(super) fn decode(bytes: &[u8; PACKET_BYTES], lane: u32) -> Result<Packet, String> {
+        let field = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if field(28) != crc32c(lane, &bytes[..28]) {
+            return Err("the checksum of its header is wrong".to_owned());
+        }
+        let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
+        if magic != MAGIC || bytes[2] != VERSION {
+            return Err(format!(
+                "it begins with {magic:#06x} and version {}, not {MAGIC:#06x} and {VERSION}",
+                bytes[2]
+            ));
+        }
+        let kind = match bytes[3] & !SUMMED {
+            1 => Kind::Stream,
+            2 => Kind::Credit,
+            3 => Kind::End,
+            4 => Kind::Idle,
+            other => return Err(format!("its kind is {other}")),
+        };
+        let packet = Packet {
+            kind,
+            bytes: field(4),
+            sequence: field(8),
+            turn: field(12),
+            posted: [field(16), field(20)],
+            payload_sum: (bytes[3] & SUMMED != 0).then(|| field(24)),
+        };
+        if matches!(kind, Kind::Stream | Kind::Idle) == (packet.bytes == 0) {
+            return Err(format!("it is a {kind:?} packet of {} bytes", packet.bytes));
+        }
+        Ok(packet)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Packet {
+        Packet {
+            kind: Kind::Stream,
+            bytes: 4064,
+            sequence: u32::MAX,
+            turn: 7,
+            posted: [64, 5],
+            payload_sum: Some(0xDEAD_BEEF),
+        }
+    }
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        for packet in [
+            sample(),
+            Packet { payload_sum: None, ..sample() },
+            Packet { kind: Kind::Credit, bytes: 0, ..sample() },
+            Packet { kind: Kind::End, bytes: 0, ..sample() },
+            Packet { kind: Kind::Idle, ..sample() },
+        ] {
+            assert_eq!(Packet::decode(&packet.encode(9), 9), Ok(packet));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_other_lane_is_noticed() {
+        let good = sample().encode(3);
+        assert!(Packet::decode(&good, 4).is_err());
+        for bit in 0..8 * PACKET_BYTES {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Packet::decode(&bad, 3).is_err(), "bit {bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes: [u8; PACKET_BYTES], lane: u32) {
+            let _ = Packet::decode(&bytes, lane);
+        }
+    }
+}
