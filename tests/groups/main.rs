@@ -4,10 +4,12 @@
 mod support;
 
 mod bits;
+mod cables;
 mod calls;
 mod flight;
 mod leaving;
 mod lengths;
+mod machines;
 mod messages;
 mod mismatch;
 mod threads;

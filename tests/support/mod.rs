@@ -2,6 +2,7 @@
 //! knows the fold tree from its definition alone.
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
+pub(crate) mod cables;
 pub(crate) mod oracle;
 pub(crate) mod random;
 
@@ -26,7 +27,7 @@ pub(crate) const HANG: Duration = Duration::from_secs(300);
 pub(crate) enum Links {
     /// Memory of this process.
     Local,
-    /// So many TCP sockets for every pair, over the loopback interface.
+    /// So many TCP sockets for every pair, over the loopback interface; or cables, see [`cables::plug`].
     Tcp(usize),
 }
 
@@ -59,7 +60,8 @@ pub(crate) fn configured_group<R: Send + 'static>(
         Links::Tcp(sockets) => {
             let meeting = Meeting::new();
             ranks(size, move |rank| {
-                body(configure(meeting.config(rank, size).sockets(sockets)).connect().unwrap())
+                let config = cables::plug(meeting.config(rank, size).sockets(sockets), size, sockets);
+                body(configure(config).connect().unwrap())
             })
         }
     }
@@ -154,6 +156,18 @@ pub(crate) fn launch(
     variables: &[(&str, &str)],
     body: impl FnOnce(Config),
 ) -> Vec<String> {
+    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let variables: Vec<(String, String)> = variables.collect();
+    launch_each(name, size, |_| variables.clone(), body)
+}
+
+/// As [`launch`], with other variables for each rank; they are asked for in the process that starts the others.
+pub(crate) fn launch_each(
+    name: &str,
+    size: usize,
+    variables: impl Fn(usize) -> Vec<(String, String)>,
+    body: impl FnOnce(Config),
+) -> Vec<String> {
     if let Some(config) = child(name) {
         body(config);
         // The parent wants to see that everything ended well, this included.
@@ -164,7 +178,7 @@ pub(crate) fn launch(
     let children: Vec<Process> = (0..size)
         .map(|rank| {
             let mut command = rank_command(name, rank, size, &coordinator);
-            Process::new(command.envs(variables.iter().copied()).spawn().unwrap())
+            Process::new(command.envs(variables(rank)).spawn().unwrap())
         })
         .collect();
     let until = Instant::now() + HANG;

@@ -1,0 +1,61 @@
+//! The tests of groups again, with emulated Thunderbolt cables where they have sockets.
+
+use std::{
+    env,
+    process::{Command, Stdio},
+};
+
+use raccl_emulator::{Emulation, Layout, Spec};
+
+use crate::support::{
+    bounded,
+    cables::{OVER_CABLES, library},
+};
+
+/// What is not run again: what is about processes and settings and not about links, what needs no link, and this.
+const SKIPPED: [&str; 3] = ["cables::", "local", "memory"];
+
+/// Runs tests of this program, by the beginnings of their names, in a process that is all machines of an emulation.
+fn again(mut spec: Spec, tests: &[&str]) {
+    if env::var_os(OVER_CABLES).is_some() {
+        return;
+    }
+    // Several groups at a time have the same cables.
+    spec.limits.domains = 1000;
+    spec.limits.completion_queues = 1000;
+    let emulation = Emulation::create(&spec).unwrap();
+    let output = bounded(|| {
+        Command::new(env::current_exe().unwrap())
+            .args(tests)
+            .args(SKIPPED.iter().flat_map(|skipped| ["--skip", skipped]))
+            .args(["--test-threads", "2"])
+            .env(OVER_CABLES, "1")
+            .envs(emulation.environment_of_all())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    });
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!text.contains(" 0 passed"), "no test matches {tests:?}\n{text}");
+    assert!(emulation.books().live.is_zero(), "{:?} is left", emulation.books());
+    assert_eq!(emulation.books().mistakes, Default::default());
+    assert!(emulation.books().made.queue_pairs > 0, "no queue pair was made with {}", library().display());
+}
+
+/// Every two of five machines are joined, by three cables.
+fn mesh() -> Spec {
+    let mut spec = Layout::mesh().cables(3).latency_ns(2000).spec(5);
+    spec.limits.queue_pairs = 1000;
+    spec
+}
+
+#[test]
+fn bits_lengths_and_calls_are_the_same_over_cables() {
+    again(mesh(), &["bits::", "lengths::", "calls::"]);
+}
+
+#[test]
+fn messages_threads_mismatches_and_leaving_are_the_same_over_cables() {
+    again(mesh(), &["messages::", "threads::", "mismatch::", "leaving::"]);
+}
