@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -502,18 +503,43 @@ fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined
         nonce: met.roster.nonce,
         blob: met.roster.blob,
         hosts: met.roster.members.iter().map(|member| member.host).collect(),
+        cores: cores(&met.roster.members),
         data,
         sessions,
         control: Connections(control),
     }
 }
 
+/// For each rank, how many cores the ranks of its machine have together: a launcher may have given each its own.
+fn cores(members: &[Member]) -> Vec<usize> {
+    let mut machines: HashMap<u128, Vec<u64>> = HashMap::new();
+    for member in members {
+        let all = machines.entry(member.host).or_default();
+        all.resize(all.len().max(member.cores.len()), 0);
+        all.iter_mut().zip(&member.cores).for_each(|(all, own)| *all |= own);
+    }
+    let count = |words: &Vec<u64>| words.iter().map(|word| word.count_ones() as usize).sum::<usize>().max(1);
+    members.iter().map(|member| count(&machines[&member.host])).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn cores_are_counted_once_for_all_ranks_of_a_machine() {
+        let member = |host, cores: &[u64]| Member { host, cores: cores.to_vec(), ..Member::default() };
+        let members = [member(7, &[1]), member(7, &[0b110, 1]), member(8, &[1]), member(9, &[])];
+        assert_eq!(cores(&members), [4, 4, 1, 1]);
+    }
+
     fn member(host: u128, named: usize, addresses: &[&str]) -> Member {
-        Member { host, named, addresses: addresses.iter().map(|text| text.parse().unwrap()).collect() }
+        Member {
+            host,
+            named,
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            cores: vec![1],
+        }
     }
 
     fn texts(

@@ -15,6 +15,8 @@ pub(crate) const ADDRESS_LIMIT: usize = 16;
 pub(crate) const BLOB_LIMIT: usize = 64 << 10;
 /// Most ranks in a group.
 pub(crate) const SIZE_LIMIT: usize = 1 << 16;
+/// Of a machine's cores, 64 in each.
+pub(crate) const CORE_WORDS_LIMIT: usize = 16;
 /// Most data sockets of a pair.
 pub(crate) const SOCKETS_LIMIT: usize = 256;
 /// Most missing ranks that are named.
@@ -24,7 +26,7 @@ pub(crate) const STRANGER_FRAME_LIMIT: usize = 64 << 10;
 
 /// Longest frame that a member of a group of `size` ranks sends while the group forms.
 pub(crate) fn frame_limit(size: usize) -> usize {
-    const MEMBER_BYTES: usize = 16 + 4 + 4 + ADDRESS_LIMIT * 19;
+    const MEMBER_BYTES: usize = 16 + 4 + 4 + ADDRESS_LIMIT * 19 + 4 + CORE_WORDS_LIMIT * 8;
     STRANGER_FRAME_LIMIT + BLOB_LIMIT + size * MEMBER_BYTES
 }
 
@@ -67,6 +69,8 @@ pub(crate) struct Hello {
 pub(crate) struct Member {
     /// Equal on ranks of the same machine.
     pub(crate) host: u128,
+    /// The cores of its machine that it may use, a bit each.
+    pub(crate) cores: Vec<u64>,
     /// Where it listens, the likeliest first.
     pub(crate) addresses: Vec<SocketAddr>,
     /// How many of these, from the front, the user asked for by name.
@@ -321,6 +325,10 @@ impl Member {
         for &address in &self.addresses {
             writer.address(address);
         }
+        writer.number(self.cores.len());
+        for &word in &self.cores {
+            writer.u64(word);
+        }
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Member, Malformed> {
@@ -328,6 +336,7 @@ impl Member {
             host: reader.u128("host")?,
             named: reader.number("named addresses", ADDRESS_LIMIT)?,
             addresses: reader.list("addresses", ADDRESS_LIMIT, |r| r.address("address"))?,
+            cores: reader.list("cores", CORE_WORDS_LIMIT, |r| r.u64("cores"))?,
         };
         if member.named > member.addresses.len() {
             return Err(reader.wrong("more named addresses than addresses"));
@@ -348,9 +357,14 @@ mod tests {
 
     fn member() -> impl Strategy<Value = Member> {
         let address = (any::<std::net::IpAddr>(), any::<u16>()).prop_map(SocketAddr::from);
-        (any::<u128>(), prop::collection::vec(address, 0..=ADDRESS_LIMIT), any::<usize>()).prop_map(
-            |(host, addresses, named)| Member { host, named: named % (addresses.len() + 1), addresses },
-        )
+        let cores = prop::collection::vec(any::<u64>(), 0..=CORE_WORDS_LIMIT);
+        let addresses = prop::collection::vec(address, 0..=ADDRESS_LIMIT);
+        (any::<u128>(), addresses, any::<usize>(), cores).prop_map(|(host, addresses, named, cores)| Member {
+            host,
+            named: named % (addresses.len() + 1),
+            addresses,
+            cores,
+        })
     }
 
     fn hello() -> impl Strategy<Value = Hello> {

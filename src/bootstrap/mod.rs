@@ -65,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) blob: Vec<u8>,
     /// Equal on the ranks of one machine, and on no others.
     pub(crate) host: u128,
+    /// The cores that this process may use, a bit each.
+    pub(crate) cores: Vec<u64>,
     /// Every connection proves it. Without it only loopback addresses are listened on or called, unless `insecure`.
     pub(crate) secret: Option<Secret>,
     /// Everybody on the network is trusted. Has no effect with a secret.
@@ -115,6 +117,8 @@ pub(crate) struct Joined {
     pub(crate) blob: Vec<u8>,
     /// Of each rank.
     pub(crate) hosts: Vec<u128>,
+    /// How many cores each rank's machine has for all its ranks together. At least 1.
+    pub(crate) cores: Vec<usize>,
     /// To each peer, non-blocking, in the same order at both ends; none to oneself.
     pub(crate) data: Vec<Vec<TcpStream>>,
     /// What the two ends of each of these have agreed upon in proving the job secret; without a secret there is nothing.
@@ -185,7 +189,7 @@ fn meet(mut settings: Settings, deadline: Instant) -> Result<Met> {
         rank,
         size: settings.size,
         settings: settings.digest.clone(),
-        member: Member { host: settings.host, ..Member::default() },
+        member: Member { host: settings.host, cores: settings.cores.clone(), ..Member::default() },
     };
     let meeting = std::mem::replace(&mut settings.meeting, Meeting::Coordinator(String::new()));
     match meeting {
@@ -321,7 +325,7 @@ fn advertised(settings: &Settings, listeners: &[TcpListener], named: usize) -> R
     }
     addresses.truncate(message::ADDRESS_LIMIT);
     let named = named.min(addresses.len());
-    Ok(Member { host: settings.host, addresses, named })
+    Ok(Member { host: settings.host, cores: settings.cores.clone(), addresses, named })
 }
 
 fn draw_nonce() -> io::Result<[u8; 32]> {

@@ -24,8 +24,6 @@ use crate::{
 /// What rank 0 settles for all.
 #[derive(Serialize, Deserialize)]
 struct Wishes {
-    /// Of its machine.
-    cores: usize,
     overrides: Overrides,
     /// How cables are used.
     cables: verbs::Options,
@@ -58,11 +56,8 @@ impl Config {
         check_link(&resolved)?;
         check_unused(&resolved)?;
         let timeouts = Timeouts { progress: resolved.timeout, late: resolved.late_timeout };
-        let wishes = Wishes {
-            cores: os::available_cores(),
-            overrides: overrides(resolved.overrides.as_deref())?,
-            cables: cable_options(&resolved),
-        };
+        let wishes =
+            Wishes { overrides: overrides(resolved.overrides.as_deref())?, cables: cable_options(&resolved) };
         let trace = resolved.trace.as_deref().map(|path| start_trace(path, rank, size)).transpose()?;
         if size == 1 {
             return Ok(alone(wishes, timeouts)?.with_trace(trace));
@@ -111,6 +106,7 @@ impl Config {
             ],
             blob,
             host: os::host_id(),
+            cores: os::own_cores(),
             secret: resolved.secret,
             insecure: resolved.insecure,
         };
@@ -171,7 +167,7 @@ fn connect_links(
         None => Vec::new(),
     };
     let matrix = cables.filter(|_| !cabled.is_empty()).map(|cables| cables.matrix);
-    let Joined { rank, epoch, hosts, data, sessions, control, .. } = joined;
+    let Joined { rank, epoch, hosts, cores, data, sessions, control, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
     for (peer, (sockets, sessions)) in data.into_iter().zip(sessions).enumerate() {
@@ -200,13 +196,13 @@ fn connect_links(
     let health = Arc::new(Health::new(rank, Arc::clone(&waker), Arc::clone(&senders)));
     let control = Control::start(control, rank, Arc::clone(&health) as Arc<dyn Watcher>)?;
     let (near, far) = without_cable(choice);
-    let topology = Topology::new(&hosts, near, far, wishes.cores, wishes.overrides);
+    let topology = Topology::new(&hosts, near, far, cores[0], wishes.overrides);
     let topology = match &matrix {
         Some(matrix) => topology.with_cables(matrix),
         None => topology,
     };
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
-    let policy = Policy::new(neighbours, os::available_cores());
+    let policy = Policy::new(neighbours, cores[rank]);
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
     assemble(parts, Arc::new(topology), timeouts)
 }
@@ -224,9 +220,10 @@ fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
         health,
         waker,
         control,
-        policy: Policy::new(1, wishes.cores),
+        policy: Policy::new(1, os::available_cores()),
     };
-    let topology = Topology::new(&[()], LinkKind::Local, LinkKind::Local, wishes.cores, wishes.overrides);
+    let topology =
+        Topology::new(&[()], LinkKind::Local, LinkKind::Local, os::available_cores(), wishes.overrides);
     assemble(parts, Arc::new(topology), timeouts)
 }
 

@@ -18,6 +18,38 @@ pub(crate) fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// The cores of [`available_cores`], a bit each, for comparison with those of other processes of the machine.
+pub(crate) fn own_cores() -> Vec<u64> {
+    first_bits(affinity(), available_cores())
+}
+
+/// The first `count` bits that are set, or the first `count` of all where nothing is known.
+fn first_bits(set: Option<Vec<u64>>, count: usize) -> Vec<u64> {
+    let mut set = set.unwrap_or_else(|| vec![!0; count.div_ceil(64)]);
+    let mut left = count;
+    for word in &mut set {
+        while word.count_ones() as usize > left {
+            *word &= !(1 << (63 - word.leading_zeros()));
+        }
+        left -= word.count_ones() as usize;
+    }
+    set
+}
+
+/// The cores that this thread may run on.
+#[cfg(target_os = "linux")]
+fn affinity() -> Option<Vec<u64>> {
+    let mut words = [0_u64; size_of::<libc::cpu_set_t>() / 8];
+    // SAFETY: the kernel writes at most so many bytes of bits into the array.
+    let status = unsafe { libc::sched_getaffinity(0, size_of_val(&words), words.as_mut_ptr().cast()) };
+    (status == 0).then(|| words.to_vec())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn affinity() -> Option<Vec<u64>> {
+    None
+}
+
 /// What tells machines apart; `None` if something of it is missing.
 #[cfg(target_os = "linux")]
 fn identity() -> Option<[Vec<u8>; 3]> {
@@ -91,5 +123,14 @@ mod tests {
     #[test]
     fn there_is_a_core() {
         assert!(available_cores() >= 1);
+        let bits: u32 = own_cores().iter().map(|word| word.count_ones()).sum();
+        assert_eq!(bits as usize, available_cores());
+    }
+
+    #[test]
+    fn a_quota_leaves_the_first_cores() {
+        assert_eq!(first_bits(Some(vec![0b1011_0000, 0b11]), 4), [0b1011_0000, 0b1]);
+        assert_eq!(first_bits(Some(vec![0b1011_0000, 0b11]), 2), [0b0011_0000, 0]);
+        assert_eq!(first_bits(None, 65), [!0, 1]);
     }
 }

@@ -10,7 +10,7 @@ mod socket;
 pub(crate) mod user;
 mod waker;
 
-pub(crate) use host::{available_cores, host_id};
+pub(crate) use host::{available_cores, host_id, own_cores};
 pub(crate) use poll::{PollFd, poll};
 pub(crate) use socket::{IoVec, LARGEST_TRANSFER, receive, send, tune};
 pub(crate) use waker::Waker;

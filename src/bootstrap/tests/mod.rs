@@ -26,6 +26,7 @@ fn settings(rank: usize, size: usize, meeting: Meeting) -> Settings {
         digest: vec![("link".to_owned(), "tcp".to_owned())],
         blob: format!("from {rank}").into_bytes(),
         host: 1,
+        cores: vec![1],
         secret: None,
         insecure: false,
     }
@@ -515,7 +516,7 @@ fn a_rank_0_that_breaks_the_protocol_is_an_error_and_not_a_hang() {
         |remaining| Message::Waiting(message::Waiting { remaining, missing: vec![7], count: 9 }).encode();
     let roster = |addresses: &[&str]| {
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let members = vec![Member { host: 1, addresses, named: 0 }, Member::default()];
+        let members = vec![Member { host: 1, addresses, named: 0, cores: vec![1] }, Member::default()];
         Message::Roster(Roster { nonce: [0; 32], remaining: Duration::MAX, blob: vec![], members }).encode()
     };
     let small = {
@@ -552,7 +553,8 @@ const NOWHERE: &str = "127.0.0.1:9";
 /// Says hello as a rank with the settings of `like`, and goes no further.
 fn say_hello(address: &str, rank: usize, like: &Settings) -> Channel {
     let mut channel = Channel::caller(TcpStream::connect(address).unwrap(), 1 << 20, None).unwrap();
-    let member = Member { host: like.host, addresses: vec![NOWHERE.parse().unwrap()], named: 0 };
+    let member =
+        Member { host: like.host, addresses: vec![NOWHERE.parse().unwrap()], named: 0, cores: vec![1] };
     let Settings { size, job, digest, .. } = like;
     let hello = Hello { job: job.clone(), rank, size: *size, settings: digest.clone(), member };
     channel.send(&Message::Hello(hello).encode());
