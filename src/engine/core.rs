@@ -1,7 +1,7 @@
 //! What the engine's lock guards: receivers, operations in flight, stored messages, and who waits.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
     thread::Thread,
     time::{Duration, Instant},
@@ -41,7 +41,8 @@ pub(crate) struct Core {
     pub(crate) incoming: Vec<Incoming>,
     /// When a receiver saw the end of its stream.
     pub(crate) closed: Vec<Option<Instant>>,
-    pub(crate) communicators: HashMap<u32, Group>,
+    /// Few, and looked up for every message: a tree of them is faster than a hash.
+    pub(crate) communicators: BTreeMap<u32, Group>,
     /// Messages for communicators that this rank has not made yet.
     pub(crate) limbo: Vec<Stored>,
     pub(crate) numbers: Numbers,

@@ -41,6 +41,14 @@ pub(crate) fn tune(socket: &TcpStream) -> io::Result<()> {
 /// # Safety
 /// Every piece is valid for reads of its length during the call.
 pub(crate) unsafe fn send(socket: BorrowedFd<'_>, pieces: &[IoVec]) -> io::Result<Option<usize>> {
+    let mut small = [0; SMALL];
+    // SAFETY: the caller keeps the pieces valid.
+    if let Some(length) = unsafe { gather(pieces, &mut small) } {
+        return retry(|| {
+            // SAFETY: `small` has `length` bytes.
+            unsafe { libc::send(socket.as_raw_fd(), small.as_ptr().cast(), length, SEND_FLAGS) }
+        });
+    }
     let message = message_of(pieces);
     retry(|| {
         // SAFETY: `message` names `pieces`, which the caller keeps valid, and nothing else.
@@ -65,6 +73,25 @@ pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, pieces: &[IoVec]) -> io::Re
         // SAFETY: `message` names `pieces`, which the caller keeps valid, and nothing else.
         unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) }
     })
+}
+
+/// Up to so many bytes are sent as one piece: for the kernel a list of pieces is more work than the copy.
+const SMALL: usize = 512;
+
+/// Copies all pieces behind one another, if they fit; returns their length.
+///
+/// # Safety
+/// Every piece is valid for reads of its length.
+unsafe fn gather(pieces: &[IoVec], into: &mut [u8; SMALL]) -> Option<usize> {
+    let total = pieces.iter().try_fold(0_usize, |sum, piece| sum.checked_add(piece.iov_len))?;
+    let mut rest = into.get_mut(..total)?;
+    for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
+        let (now, later) = rest.split_at_mut(piece.iov_len);
+        // SAFETY: readable by the caller's promise; the target is as long, and our own.
+        unsafe { now.as_mut_ptr().copy_from_nonoverlapping(piece.iov_base.cast(), now.len()) };
+        rest = later;
+    }
+    Some(total)
 }
 
 fn message_of(pieces: &[IoVec]) -> libc::msghdr {
