@@ -3,7 +3,9 @@
 //! With `-n` the command starts its own ranks, which are this command without `-n`; those join the group of
 //! their environment and [measure](mod@measure) one size after the other. Rank 0 [reports](report).
 
+mod affinity;
 mod buffer;
+
 mod measure;
 mod operation;
 mod pattern;
@@ -106,6 +108,7 @@ fn rank_command(args: &BenchArgs) -> io::Result<Vec<OsString>> {
 /// Joins the group of the environment and measures.
 fn join(args: &BenchArgs, sizes: &[u64]) -> Result<(), Failure> {
     log_to_stderr().map_err(Failure::usage)?;
+    affinity::take();
     let config = configure(args)?;
     let warnings = config.warnings().to_vec();
     let comm = config.connect().map_err(|error| {
