@@ -1,4 +1,7 @@
 //! Groups of threads.
+
+mod cabling;
+
 use half::bf16;
 use num_complex::Complex;
 

@@ -170,6 +170,12 @@ impl Engine {
         self.traced.store(true, Ordering::Relaxed);
     }
 
+    /// Bytes that a link has carried to a peer.
+    #[cfg(test)]
+    pub(crate) fn sent_to(&self, peer: usize) -> u64 {
+        self.senders[peer].as_ref().map_or(0, Sender::moved)
+    }
+
     /// Whether something for a peer is in line.
     #[cfg(test)]
     pub(crate) fn is_pushing(&self, peer: usize) -> bool {
