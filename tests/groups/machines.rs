@@ -28,7 +28,7 @@ fn machines(name: &str, spec: &Spec, body: impl FnOnce(Communicator)) {
 }
 
 /// Does every kind of call, with every rank's numbers known.
-fn every_call(comm: Communicator) {
+pub(crate) fn every_call(comm: Communicator) {
     let (rank, size) = (comm.rank(), comm.size());
     let total = |index: usize| (0..size).map(|rank| value(rank, index)).sum::<u64>();
     for count in [1, 100, 5000, 200_000] {

@@ -7,6 +7,7 @@ mod bits;
 mod cables;
 mod calls;
 mod flight;
+mod layouts;
 mod leaving;
 mod lengths;
 mod machines;
