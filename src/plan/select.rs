@@ -207,8 +207,11 @@ mod tests {
     #[test]
     fn on_one_machine_the_switch_is_where_it_was_measured() {
         let on_two_cores = |ranks| switch_to_two_shot(ranks, &Tuning::tcp_on_one_machine(ranks, 2));
-        assert!((64..=128).contains(&on_two_cores(2)), "{} KiB", on_two_cores(2));
-        assert!((8..=20).contains(&on_two_cores(4)), "{} KiB", on_two_cores(4));
+        assert!((128..=256).contains(&on_two_cores(2)), "{} KiB", on_two_cores(2));
+        let crowded = Tuning::tcp_on_one_machine(4, 2);
+        let chosen = |bytes| choose(&all_reduce(bytes, 4), &crowded).algorithm;
+        assert_eq!([chosen(8), chosen(32 << 10)], [Algorithm::RecursiveDoubling; 2]);
+        assert_eq!(chosen(1 << 20), Algorithm::RecursiveHalving);
         let in_memory = |ranks| switch_to_two_shot(ranks, &Tuning::shared_memory(ranks, 2));
         assert!((3..=8).contains(&in_memory(2)), "{} KiB", in_memory(2));
         assert!((3..=8).contains(&in_memory(4)), "{} KiB", in_memory(4));

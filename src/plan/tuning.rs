@@ -52,10 +52,12 @@ impl Tuning {
     pub(crate) fn tcp_on_one_machine(ranks: usize, cores: usize) -> Tuning {
         let load = Load::new(ranks, cores);
         Tuning {
-            latency_ns: load.waiting(3700, 7000),
-            message_ns: load.work(800),
+            latency_ns: load.waiting(3700, 2500),
+            message_ns: load.work(4500),
             byte_ps: load.work(210),
             fold_ps: load.work(80),
+            // Every piece costs system calls and turns; what overlaps within one machine is the same cores' work.
+            chunk: 1 << 20,
             ..Tuning::plain(Cabling::Shared)
         }
     }
