@@ -143,6 +143,33 @@ fn a_wrong_element_is_a_failure() {
 }
 
 #[test]
+fn emulated_cables_carry_a_verified_table() {
+    for (ranks, cables, links) in
+        [(2, "mesh", "verbs"), (2, "mesh,cables=3,latency=5us", "verbs"), (4, "ring", "verbs+tcp")]
+    {
+        let done =
+            bench(&format!("all-reduce -n {ranks} --emulate {cables} -b 4 -e 1M -f 64 --check --json -"));
+        let lines = lines(&done);
+        assert_eq!(lines.len(), 4, "{cables}");
+        for line in lines {
+            assert_eq!(line["wrong"], 0, "{cables}: {line}");
+            let found: Vec<&str> =
+                line["links"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+            assert_eq!(found.join("+"), links, "{cables}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_launched_group_uses_the_emulated_cables() {
+    let program = env!("CARGO_BIN_EXE_raccl");
+    let group = ["launch", "-n", "2", "--emulate", "mesh", "--", program, "bench", "barrier", "--iters", "2"];
+    let done = run(raccl().args(group));
+    assert_eq!(done.status, Some(0), "{done:?}");
+    assert!(done.stdout.contains(" verbs "), "{done:?}");
+}
+
+#[test]
 fn what_cannot_be_measured_is_said_in_one_line() {
     for (arguments, status, words) in [
         ("all-reduce -n 2 -o bit_and", 2, "bit_and has no meaning"),
