@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Options,
     crc32c::crc32c,
-    device::{Device, NewLane},
+    device::{Device, Examined, NewLane},
     ends::{Cables, Inlet, Outlet},
     keeper,
     lane::{Class, Lane, PORT, Parts},
@@ -161,14 +161,18 @@ impl End {
     }
 }
 
-/// Opens the devices and makes one end for each cable.
+/// Looks at all devices, then takes what is needed of them and makes one end for each cable.
 fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
     let library = Library::load(request.library.map(PathBuf::as_path))?;
     let list = library.devices()?;
     let cables = plan::cables(request.matrix, request.rank);
-    let mut ends = Vec::new();
+    let mut examined = Vec::new();
     for (name, cables) in cables {
-        let mut device = Device::open(&list, &name, cables.len(), &request.options, request.until)?;
+        examined.push((Examined::new(&list, &name, cables.len(), request.until)?, name, cables));
+    }
+    let mut ends = Vec::new();
+    for (examined, name, cables) in examined {
+        let mut device = Device::new(examined, &request.options)?;
         for (peer, index) in cables {
             ends.push(End {
                 peer,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use raccl_sys::{
-    CompletionQueue, Context, DeviceList, Error, GidEntry, Init, MemoryRegion, ProtectionDomain, Provider,
-    QueuePair, QueuePairOptions, Transport,
+    CompletionQueue, Context, DeviceList, Error, GidEntry, Init, MemoryRegion, Port, ProtectionDomain,
+    Provider, QueuePair, QueuePairOptions, Transport,
 };
 
 use super::{
@@ -68,25 +68,40 @@ pub(super) struct NewLane {
     pub(super) classes: Vec<NewClass>,
 }
 
-impl Device {
-    /// Opens a device for so many lanes. The port and the address are looked at first, and waited for until the deadline, since
-    /// they come some time after a cable was plugged in; then the limits, before anything is taken.
-    pub(super) fn open(
+/// A device that was found good, on which nothing is taken yet.
+pub(super) struct Examined {
+    context: Context,
+    port: Port,
+    gid: GidEntry,
+    share: Share,
+}
+
+impl Examined {
+    /// Looks at a device that is to serve so many lanes: first at its port and its address, which is waited for until the
+    /// deadline since it comes some time after a cable was plugged in, then at its limits.
+    pub(super) fn new(
         list: &DeviceList,
         name: &str,
         lanes: usize,
-        options: &Options,
         until: Instant,
-    ) -> Result<Device, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<Examined, Box<dyn std::error::Error + Send + Sync>> {
         let context = list.find(name)?.open()?;
         let port = context.active_port(PORT)?;
         let gid = wait_for_gid(&context, until)?;
-        let provider = context.provider();
-        let budget = Budget::new(context.limits()?.as_ref(), provider);
+        let budget = Budget::new(context.limits()?.as_ref(), context.provider());
         let share = Share::new(name, lanes, &budget)?;
+        Ok(Examined { context, port, gid, share })
+    }
+}
+
+impl Device {
+    /// Takes what the lanes of a device share.
+    pub(super) fn new(examined: Examined, options: &Options) -> Result<Device, Error> {
+        let Examined { context, port, gid, share } = examined;
         let classes = divide(&share, options);
         let domain = context.protection_domain()?;
-        let region = domain.allocate(lanes * lane_bytes(&classes))?;
+        let region = domain.allocate(share.lanes * lane_bytes(&classes))?;
+        let provider = context.provider();
         let mtu = match provider {
             Provider::Apple => APPLE_MTU,
             Provider::Linux => port.active_mtu().max(256),
@@ -95,17 +110,8 @@ impl Device {
             (Some(VerbsTransport::Uc), _) | (None, Provider::Apple) => Transport::Uc,
             (Some(VerbsTransport::Rc), _) | (None, Provider::Linux) => Transport::Rc,
         };
-        Ok(Device {
-            domain,
-            region,
-            classes,
-            transport,
-            gid,
-            lid: port.lid(),
-            mtu,
-            megabits: port.megabits(),
-            lanes: 0,
-        })
+        let (lid, megabits) = (port.lid(), port.megabits());
+        Ok(Device { domain, region, classes, transport, gid, lid, mtu, megabits, lanes: 0 })
     }
 
     /// Makes one lane's end.
