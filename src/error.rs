@@ -197,6 +197,18 @@ pub enum Error {
         source: Cause,
     },
 
+    /// The others have formed a new group without this rank.
+    #[error(
+        "shrink on rank {rank}: rank {by} is in a new group without this rank, which came too late or could not be \
+         reached; start it again as a member of a new group"
+    )]
+    Excluded {
+        /// The rank that was left out.
+        rank: usize,
+        /// The rank that said so.
+        by: usize,
+    },
+
     /// Another rank failed first and said why. The group is unusable.
     #[error("{operation} on rank {rank}: rank {by} failed first: {message}")]
     Remote {

@@ -39,8 +39,8 @@ impl Control {
     /// Hands the connections of `rank` to the monitor, which reports to `watcher` as long as that lives.
     pub(crate) fn start(connections: Connections, rank: usize, watcher: Arc<dyn Watcher>) -> Result<Control> {
         let system = |what| move |error: io::Error| Error::System { what, rank, source: error.into() };
-        let group =
-            Group::new(connections.0, Arc::downgrade(&watcher)).map_err(system("setting keep-alive"))?;
+        let group = Group::new(connections.channels, connections.past, Arc::downgrade(&watcher))
+            .map_err(system("setting keep-alive"))?;
         let group = Arc::new(group);
         monitor::watch(Arc::clone(&group)).map_err(system("starting the monitor"))?;
         Ok(Control(Kind::Remote(group)))
@@ -78,6 +78,14 @@ impl Control {
         match &self.0 {
             Kind::Remote(group) => group.status(peer, status),
             Kind::Local(local) => local.status(peer, status),
+        }
+    }
+
+    /// The connections to other processes; none between threads.
+    pub(super) fn group(&self) -> Option<&Arc<Group>> {
+        match &self.0 {
+            Kind::Remote(group) => Some(group),
+            Kind::Local(_) => None,
         }
     }
 

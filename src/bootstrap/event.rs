@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
+    council::Word,
     message::{SIZE_LIMIT, SOCKETS_LIMIT},
     watcher::{CauseKind, MESSAGE_LIMIT, RemoteCause, Status},
     wire::{Malformed, Reader, Writer},
@@ -25,6 +26,8 @@ pub(crate) enum Event {
     Ask,
     /// Answer to that: how many packets have arrived through each cable.
     Arrived { packets: Vec<u64> },
+    /// About a new group of those who are left.
+    Council(Word),
 }
 
 // Apart from the tags of the join protocol, so that neither is ever taken for the other.
@@ -34,6 +37,7 @@ const FAILED: u8 = 34;
 const STATUS: u8 = 35;
 const ASK: u8 = 36;
 const ARRIVED: u8 = 37;
+const COUNCIL: u8 = 38;
 
 const PEER_LOST: u8 = 1;
 const MISMATCH: u8 = 2;
@@ -73,6 +77,11 @@ impl Event {
             }
             Event::Ask => vec![ASK],
             Event::Arrived { packets } => counts(ARRIVED, packets),
+            Event::Council(word) => {
+                let mut writer = Writer::tagged(COUNCIL);
+                word.write(&mut writer);
+                writer.finish()
+            }
         }
     }
 
@@ -117,6 +126,10 @@ impl Event {
                 reader.rename("count of what arrived");
                 Event::Arrived { packets: reader.list("cables", SOCKETS_LIMIT, |r| r.u64("packets"))? }
             }
+            COUNCIL => {
+                reader.rename("word about a new group");
+                Event::Council(Word::read(&mut reader)?)
+            }
             other => return Err(reader.wrong(format!("unknown tag {other}"))),
         };
         reader.end()?;
@@ -132,11 +145,13 @@ impl Event {
                 }
                 CauseKind::Aborted | CauseKind::Other => (Some(*origin), None),
             },
+            // Identities are no ranks of the present group.
             Event::Goodbye
             | Event::GoodbyeAnswer { .. }
             | Event::Status(_)
             | Event::Ask
-            | Event::Arrived { .. } => (None, None),
+            | Event::Arrived { .. }
+            | Event::Council(_) => (None, None),
         };
         origin.into_iter().chain(peer)
     }
@@ -157,7 +172,28 @@ fn counts(tag: u8, numbers: &[u64]) -> Vec<u8> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::{
+        council::{Claim, Proposal, Seat},
+        message::{ADDRESS_LIMIT, Member},
+    };
     use super::*;
+
+    fn word() -> impl Strategy<Value = Word> {
+        let address = (any::<std::net::IpAddr>(), any::<u16>()).prop_map(std::net::SocketAddr::from);
+        let member = (any::<u128>(), prop::collection::vec(address, 0..ADDRESS_LIMIT)).prop_map(
+            |(host, addresses)| Member { host, named: addresses.len() / 2, addresses, cores: vec![] },
+        );
+        let claim = (any::<u32>(), member).prop_map(|(attempt, member)| Claim { attempt, member });
+        let seats = prop::collection::btree_map(0..SIZE_LIMIT, claim.clone(), 0..4)
+            .prop_map(|seats| seats.into_iter().map(|(identity, claim)| Seat { identity, claim }).collect());
+        prop_oneof![
+            claim.prop_map(Word::Enter),
+            (any::<[u8; 32]>(), seats).prop_map(|(nonce, seats)| Word::Propose(Proposal { nonce, seats })),
+            any::<[u8; 32]>().prop_map(|nonce| Word::Accept { nonce }),
+            any::<[u8; 32]>().prop_map(|nonce| Word::Commit { nonce }),
+            Just(Word::Excluded),
+        ]
+    }
 
     fn event() -> impl Strategy<Value = Event> {
         let rank = 0..SIZE_LIMIT;
@@ -183,6 +219,7 @@ mod tests {
             })),
             (any::<u32>(), any::<u64>(), any::<[u8; 24]>())
                 .prop_map(|(comm, sequence, signature)| Event::Status(Status { comm, sequence, signature })),
+            word().prop_map(Event::Council),
         ]
     }
 

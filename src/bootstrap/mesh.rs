@@ -36,6 +36,22 @@ pub(super) fn connect(met: Met) -> Result<Joined> {
     mesh.finish(outcome)
 }
 
+/// The same for ranks whose control connections exist already, and are given back if it fails.
+pub(super) fn reconnect(met: Met) -> Result<Joined, Interrupted> {
+    let mut mesh = Mesh::new(met);
+    let outcome = mesh.run();
+    mesh.finish_or_give_back(outcome)
+}
+
+/// A group that has failed while it was connected.
+pub(super) struct Interrupted {
+    pub(super) reason: String,
+    /// By rank.
+    pub(super) controls: Vec<Option<Channel>>,
+    /// Frames of these ranks that are for somebody else.
+    pub(super) strays: Vec<(usize, Vec<u8>)>,
+}
+
 struct Mesh {
     rank: usize,
     size: usize,
@@ -48,6 +64,8 @@ struct Mesh {
     places: Vec<Vec<Place>>,
     ready: Vec<bool>,
     said_ready: bool,
+    /// What was read on control connections and does not belong here.
+    strays: Vec<(usize, Vec<u8>)>,
 }
 
 #[derive(Default)]
@@ -105,6 +123,7 @@ impl Mesh {
             places,
             ready: vec![false; size],
             said_ready: false,
+            strays: Vec::new(),
         };
         for peer in 0..rank {
             let purpose = mesh.next_purpose(peer);
@@ -255,7 +274,10 @@ impl Mesh {
                         return Err(Failed { origin: peer, reason, cause: None });
                     }
                     Ok(other) => format!("rank {peer} sent a {} while the group was connected", other.name()),
-                    Err(malformed) => format!("rank {peer} sent a {malformed}"),
+                    Err(malformed) => {
+                        self.strays.push((peer, frame));
+                        format!("rank {peer} sent a {malformed}")
+                    }
                 },
                 Err(broken) => {
                     let reason =
@@ -293,7 +315,10 @@ impl Mesh {
                 Ok(Message::Waiting(_)) => return Ok(Progress::Working),
                 Ok(Message::Failed { origin, reason }) => return Err(Failed { origin, reason, cause: None }),
                 Ok(other) => format!("rank 0 sent a {} while the group was connected", other.name()),
-                Err(malformed) => format!("rank 0 sent a {malformed}"),
+                Err(malformed) => {
+                    self.strays.push((0, frame));
+                    format!("rank 0 sent a {malformed}")
+                }
             },
             Err(broken) => {
                 let reason = format!("lost rank 0 while the group was connected: {broken}; see its output");
@@ -383,6 +408,25 @@ impl Mesh {
         farewell.finish();
         met.door.close();
         Err(failure(rank, failed.reason, failed.cause))
+    }
+
+    fn finish_or_give_back(self, outcome: Result<(), Failed>) -> Result<Joined, Interrupted> {
+        let Mesh { rank, size, met, mut places, strays, .. } = self;
+        let Failed { origin, reason, .. } = match outcome {
+            Ok(()) => return Ok(joined(rank, size, met, places)),
+            Err(failed) => failed,
+        };
+        let message = Message::Failed { origin, reason: reason.clone() }.encode();
+        let told = if rank == 0 { 1..size } else { 0..1 };
+        for peer in told.filter(|&peer| peer != origin || rank != 0) {
+            if let Some(channel) = &mut places[peer][0].channel {
+                channel.send(&message);
+            }
+        }
+        let controls = places.iter_mut().map(|place| place[0].channel.take()).collect();
+        drop(places);
+        met.door.close();
+        Err(Interrupted { reason, controls, strays })
     }
 
     fn failed(&self, reason: impl Into<String>, cause: Option<Cause>) -> Failed {
@@ -494,6 +538,8 @@ fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined
         sessions.push(agreed.into_iter().flatten().collect());
     }
     let [a, b, c, d, ..] = met.roster.nonce;
+    let charter = met.charter.settled(&met.door, &met.roster, rank);
+    let past = charter.past.clone();
     Joined {
         rank,
         #[cfg(test)]
@@ -506,7 +552,8 @@ fn joined(rank: usize, size: usize, met: Met, places: Vec<Vec<Place>>) -> Joined
         cores: cores(&met.roster.members),
         data,
         sessions,
-        control: Connections(control),
+        control: Connections { channels: control, past },
+        charter,
     }
 }
 

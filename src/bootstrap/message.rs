@@ -249,6 +249,12 @@ impl Message {
         Ok(message)
     }
 
+    /// Whether a frame is of those that are said while a group is connected, when it may be read by somebody who has given
+    /// up that group.
+    pub(crate) fn is_of_a_group_given_up(frame: &[u8]) -> bool {
+        matches!(frame.first(), Some(&(READY | GO | FAILED)))
+    }
+
     /// The name of the message in complaints.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -320,7 +326,7 @@ impl Hello {
 }
 
 impl Member {
-    fn write(&self, writer: &mut Writer) {
+    pub(super) fn write(&self, writer: &mut Writer) {
         writer.u128(self.host).number(self.named).number(self.addresses.len());
         for &address in &self.addresses {
             writer.address(address);
@@ -331,7 +337,7 @@ impl Member {
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Member, Malformed> {
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Member, Malformed> {
         let member = Member {
             host: reader.u128("host")?,
             named: reader.number("named addresses", ADDRESS_LIMIT)?,

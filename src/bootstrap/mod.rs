@@ -13,6 +13,7 @@ pub(crate) mod address;
 pub(crate) mod alarm;
 pub(crate) mod channel;
 pub(crate) mod control;
+mod council;
 mod dialer;
 mod door;
 pub(crate) mod event;
@@ -24,6 +25,7 @@ mod member;
 mod mesh;
 pub(crate) mod message;
 mod monitor;
+pub(crate) mod reform;
 mod report;
 mod wait;
 pub(crate) mod watcher;
@@ -39,9 +41,11 @@ use std::{
 
 use address::Address;
 use channel::Channel;
+use council::Past;
 use door::Door;
 use keys::{GroupKeys, JobKeys};
 use message::{BLOB_LIMIT, Hello, Member, Roster, SIZE_LIMIT, SOCKETS_LIMIT, STRANGER_FRAME_LIMIT};
+use reform::Charter;
 
 use crate::{Cause, Error, Result, config::Secret, noise::Session};
 
@@ -125,11 +129,16 @@ pub(crate) struct Joined {
     pub(crate) sessions: Vec<Vec<Session>>,
     /// The control connections, to be given to [`control::Control::start`].
     pub(crate) control: Connections,
+    /// What it takes to form a group of those who are left, should it fail.
+    pub(crate) charter: Charter,
 }
 
 /// A connection to each peer; `None` for oneself.
 #[derive(Debug)]
-pub(crate) struct Connections(Vec<Option<Channel>>);
+pub(crate) struct Connections {
+    channels: Vec<Option<Channel>>,
+    past: Vec<Past>,
+}
 
 /// Forms the group: returns when every rank is connected with every other, or with the first cause why that failed.
 pub(crate) fn join(mut settings: Settings) -> Result<Joined> {
@@ -158,6 +167,7 @@ struct Met {
     reached: Option<SocketAddr>,
     /// Only loopback addresses are called.
     loopback_only: bool,
+    charter: Charter,
 }
 
 impl Met {
@@ -178,6 +188,7 @@ impl Met {
             controls,
             reached: None,
             loopback_only: !settings.allows_any_address(),
+            charter: Charter::new(settings),
         }
     }
 }

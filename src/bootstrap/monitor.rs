@@ -5,7 +5,7 @@
 //! | field | written by | |
 //! | --- | --- | --- |
 //! | `out` | any thread, under its lock | frames are sent at once by the caller as far as the socket takes them, the rest by the monitor |
-//! | `inbox` | the monitor alone | its lock is never contended |
+//! | `inbox` | the monitor alone | its lock is contended only while a new group takes over the connection |
 //!
 //! A watcher is called without any lock held.
 #![forbid(unsafe_code)]
@@ -28,9 +28,11 @@ use socket2::{SockRef, TcpKeepalive};
 use super::{
     alarm::Alarm,
     channel::{Broken, Channel},
+    council::{Council, Past, Reaction, Word},
     event::{EVENT_LIMIT, Event},
     frames::{Inbox, Outbox},
-    watcher::{RemoteCause, Status, Watcher},
+    message::{Message, frame_limit},
+    watcher::{CauseKind, RemoteCause, Status, Watcher},
 };
 use crate::os::{PollFd, Waker, poll};
 
@@ -90,6 +92,8 @@ pub(super) struct Group {
     closed: AtomicBool,
     /// When what is left is cut off.
     until: Mutex<Option<Instant>>,
+    /// What is said about a group of those who are left.
+    council: Council,
     monitor: Mutex<Option<Arc<Monitor>>>,
 }
 
@@ -100,7 +104,8 @@ struct Peer {
 }
 
 struct Out {
-    outbox: Outbox,
+    /// `None` while somebody else speaks on this connection.
+    outbox: Option<Outbox>,
     said_goodbye: bool,
     said_failed: bool,
     /// Nothing more can be said.
@@ -108,7 +113,10 @@ struct Out {
 }
 
 struct In {
-    inbox: Inbox,
+    /// `None` while somebody else listens on this connection.
+    inbox: Option<Inbox>,
+    /// What comes next is for somebody else, who takes the inbox in a moment.
+    held: bool,
     they_left: bool,
     they_failed: bool,
     we_are_answered: bool,
@@ -117,13 +125,20 @@ struct In {
 }
 
 impl Group {
-    pub(super) fn new(channels: Vec<Option<Channel>>, watcher: Weak<dyn Watcher>) -> io::Result<Group> {
-        let peer = |channel: Option<Channel>| channel.map(Peer::new).transpose();
+    pub(super) fn new(
+        channels: Vec<Option<Channel>>,
+        past: Vec<Past>,
+        watcher: Weak<dyn Watcher>,
+    ) -> io::Result<Group> {
+        // The longest frame is a proposal for all.
+        let limit = EVENT_LIMIT.max(frame_limit(channels.len()));
+        let peer = |channel: Option<Channel>| channel.map(|channel| Peer::new(channel, limit)).transpose();
         Ok(Group {
             watcher,
             peers: channels.into_iter().map(peer).collect::<io::Result<_>>()?,
             closed: AtomicBool::new(false),
             until: Mutex::new(None),
+            council: Council::new(past),
             monitor: Mutex::new(None),
         })
     }
@@ -139,11 +154,69 @@ impl Group {
     }
 
     pub(super) fn status(&self, peer: usize, status: Status) {
-        self.say(peer, Event::Status(status), |out| out.outbox.backlog() < BACKLOG);
+        self.say(peer, Event::Status(status), |out| out.backlog() < BACKLOG);
+    }
+
+    /// What is said about a new group.
+    pub(super) fn council(&self) -> &Council {
+        &self.council
+    }
+
+    /// Says something about a new group.
+    pub(super) fn tell(&self, peer: usize, word: Word) {
+        self.say(peer, Event::Council(word), |_| true);
+    }
+
+    /// True as long as the peer's connection is there.
+    pub(super) fn is_present(&self, peer: usize) -> bool {
+        self.peers.get(peer).and_then(Option::as_ref).is_some_and(|peer| {
+            let inbox = peer.inbox.lock();
+            !inbox.ended && inbox.inbox.is_some()
+        })
+    }
+
+    /// Takes a connection out of the monitor's hands. `None` if it has ended.
+    pub(super) fn lend(&self, peer: usize) -> io::Result<Option<Channel>> {
+        let Some(Some(peer)) = self.peers.get(peer) else { return Ok(None) };
+        let stream = peer.stream.try_clone()?;
+        let mut out = peer.out.lock();
+        let mut inbox = peer.inbox.lock();
+        if out.shut || inbox.ended {
+            return Ok(None);
+        }
+        match (inbox.inbox.take(), out.outbox.take()) {
+            (Some(inbox), Some(outbox)) => Ok(Some(Channel::from_parts(stream, inbox, outbox))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives a connection back to the monitor, with frames that were read and not used.
+    pub(super) fn give_back(&self, rank: usize, channel: Channel, strays: Vec<Vec<u8>>) {
+        let Some(Some(peer)) = self.peers.get(rank) else { return };
+        // The stream is another descriptor of ours.
+        let (_, inbox, outbox) = channel.into_parts();
+        peer.out.lock().outbox = Some(outbox);
+        // One after the other: nobody else reads before the inbox is back.
+        let understood = strays.iter().all(|frame| self.heard(rank, peer, frame));
+        let mut kept = peer.inbox.lock();
+        kept.held = false;
+        if understood {
+            kept.inbox = Some(inbox);
+        }
+        drop(kept);
+        self.wake();
+    }
+
+    /// Lets the monitor read on where it has been told to wait.
+    pub(super) fn release(&self) {
+        for peer in self.peers.iter().flatten() {
+            peer.inbox.lock().held = false;
+        }
+        self.wake();
     }
 
     pub(super) fn ask(&self, peer: usize) {
-        self.say(peer, Event::Ask, |out| out.outbox.backlog() < BACKLOG);
+        self.say(peer, Event::Ask, |out| out.backlog() < BACKLOG);
     }
 
     pub(super) fn close(&self) {
@@ -152,7 +225,7 @@ impl Group {
         }
         let until = Instant::now() + FAREWELL;
         while self.is_sending() && Instant::now() < until && !on_the_monitor() {
-            let unsent = |peer: &&Peer| peer.out.lock().outbox.unsent();
+            let unsent = |peer: &&Peer| peer.out.lock().unsent();
             let mut fds: Vec<PollFd> = self
                 .peers
                 .iter()
@@ -178,9 +251,9 @@ impl Group {
         let Some(Some(peer)) = self.peers.get(peer) else { return };
         let mut out = peer.out.lock();
         if shall(&mut out) && !out.shut {
-            out.outbox.queue(&event.encode());
+            out.queue(&event);
             out.flush(&peer.stream);
-            if out.outbox.unsent() {
+            if out.unsent() {
                 drop(out);
                 self.wake();
             }
@@ -193,7 +266,7 @@ impl Group {
         for peer in self.peers.iter().flatten() {
             let mut out = peer.out.lock();
             out.flush(&peer.stream);
-            sending |= out.outbox.unsent();
+            sending |= out.unsent();
         }
         sending
     }
@@ -235,7 +308,14 @@ impl Group {
     fn hear(&self, rank: usize, peer: &Peer) {
         for _ in 0..FRAMES {
             // The lock is held for this statement only: the watcher is called without it.
-            let heard = peer.inbox.lock().inbox.receive(&peer.stream);
+            let heard = {
+                let mut inbox = peer.inbox.lock();
+                let held = inbox.held;
+                match &mut inbox.inbox {
+                    Some(inbox) if !held => inbox.receive(&peer.stream),
+                    _ => return,
+                }
+            };
             let frame = match heard {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return,
@@ -244,16 +324,29 @@ impl Group {
             if self.closed.load(Ordering::Acquire) {
                 continue;
             }
-            match Event::decode(&frame) {
-                Ok(event) if event.ranks().any(|named| named >= self.peers.len()) => {
-                    return self.ended(
-                        rank,
-                        peer,
-                        "it sent a control message that names a rank out of range",
-                    );
-                }
-                Ok(event) => self.handle(rank, peer, event),
-                Err(malformed) => return self.ended(rank, peer, &format!("it sent a {malformed}")),
+            if !self.heard(rank, peer, &frame) {
+                return;
+            }
+        }
+    }
+
+    /// Handles one frame; false if the connection is not worth reading any further.
+    fn heard(&self, rank: usize, peer: &Peer, frame: &[u8]) -> bool {
+        if Message::is_of_a_group_given_up(frame) {
+            return true;
+        }
+        match Event::decode(frame) {
+            Ok(event) if event.ranks().any(|named| named >= self.peers.len()) => {
+                self.ended(rank, peer, "it sent a control message that names a rank out of range");
+                false
+            }
+            Ok(event) => {
+                self.handle(rank, peer, event);
+                true
+            }
+            Err(malformed) => {
+                self.ended(rank, peer, &format!("it sent a {malformed}"));
+                false
             }
         }
     }
@@ -267,7 +360,7 @@ impl Group {
                 self.report(|watcher| {
                     let sent = watcher.goodbye(rank);
                     let mut out = peer.out.lock();
-                    out.outbox.queue(&Event::GoodbyeAnswer { sent }.encode());
+                    out.queue(&Event::GoodbyeAnswer { sent });
                     out.flush(&peer.stream);
                 });
             }
@@ -287,12 +380,22 @@ impl Group {
                 let packets = watcher.count_arrived(rank);
                 let mut out = peer.out.lock();
                 // A peer that asks without reading the answers gets no more of them.
-                if out.outbox.backlog() < BACKLOG {
-                    out.outbox.queue(&Event::Arrived { packets }.encode());
+                if out.backlog() < BACKLOG {
+                    out.queue(&Event::Arrived { packets });
                     out.flush(&peer.stream);
                 }
             }),
             Event::Arrived { packets } => self.report(|watcher| watcher.arrived(rank, packets)),
+            Event::Council(word) => match self.council.hear(rank, word, || peer.inbox.lock().held = true) {
+                Reaction::Nothing => {}
+                Reaction::Say(word) => self.tell(rank, word),
+                Reaction::GivesUp => {
+                    // Whoever shrinks a group that has not failed ends it.
+                    let message = format!("rank {rank} shrinks the group");
+                    let cause = RemoteCause { origin: rank, kind: CauseKind::Aborted, message };
+                    self.report(|watcher| watcher.failed(rank, cause));
+                }
+            },
         }
     }
 
@@ -308,6 +411,7 @@ impl Group {
         if !expected {
             self.report(|watcher| watcher.lost(rank, reason.to_owned()));
         }
+        self.council.notify();
     }
 
     /// A goodbye that nobody is left to answer.
@@ -328,7 +432,11 @@ impl Group {
         let mut over = true;
         for peer in self.peers.iter().flatten() {
             let mut out = peer.out.lock();
-            if !out.outbox.unsent() {
+            if out.outbox.is_none() {
+                // It belongs to another group now.
+                continue;
+            }
+            if !out.unsent() {
                 out.shut(&peer.stream);
             }
             over &= out.shut && peer.inbox.lock().ended;
@@ -338,15 +446,21 @@ impl Group {
 }
 
 impl Peer {
-    fn new(mut channel: Channel) -> io::Result<Peer> {
-        channel.set_limit(EVENT_LIMIT);
+    fn new(mut channel: Channel, limit: usize) -> io::Result<Peer> {
+        channel.set_limit(limit);
         let (stream, inbox, outbox) = channel.into_parts();
         keep_alive(&stream)?;
         Ok(Peer {
             stream,
-            out: Mutex::new(Out { outbox, said_goodbye: false, said_failed: false, shut: false }),
+            out: Mutex::new(Out {
+                outbox: Some(outbox),
+                said_goodbye: false,
+                said_failed: false,
+                shut: false,
+            }),
             inbox: Mutex::new(In {
-                inbox,
+                inbox: Some(inbox),
+                held: false,
                 they_left: false,
                 they_failed: false,
                 we_are_answered: false,
@@ -357,8 +471,23 @@ impl Peer {
 }
 
 impl Out {
+    fn queue(&mut self, event: &Event) {
+        if let Some(outbox) = &mut self.outbox {
+            outbox.queue(&event.encode());
+        }
+    }
+
+    fn unsent(&self) -> bool {
+        self.outbox.as_ref().is_some_and(Outbox::unsent)
+    }
+
+    fn backlog(&self) -> usize {
+        self.outbox.as_ref().map_or(0, Outbox::backlog)
+    }
+
     fn flush(&mut self, stream: &TcpStream) {
-        if !self.shut && self.outbox.flush(stream).is_err() {
+        let Some(outbox) = &mut self.outbox else { return };
+        if !self.shut && outbox.flush(stream).is_err() {
             // How it ended is told by the reading side, which still finds what the peer said last.
             self.shut(stream);
         }
@@ -415,12 +544,16 @@ impl Monitor {
             }
             for (rank, peer) in group.peers.iter().enumerate() {
                 let Some(peer) = peer else { continue };
-                if !peer.inbox.lock().ended {
+                let reads = {
+                    let inbox = peer.inbox.lock();
+                    !inbox.ended && !inbox.held && inbox.inbox.is_some()
+                };
+                if reads {
                     readers.push((fds.len(), group, rank, peer));
                     fds.push(PollFd::readable(peer.stream.as_raw_fd()));
                 }
                 let out = peer.out.lock();
-                if !out.shut && out.outbox.unsent() {
+                if !out.shut && out.unsent() {
                     writers.push((fds.len(), peer));
                     fds.push(PollFd::writable(peer.stream.as_raw_fd()));
                 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Communicator, group::assemble};
+use super::{Communicator, group::assemble, shrink::Lineage};
 use crate::{
     bootstrap::{self, Joined, Meeting, Settings, control::Control, watcher::Watcher},
     config::{Config, DeviceMatrix, LinkChoice, Rendezvous, Resolved},
@@ -21,8 +21,18 @@ use crate::{
     topology::{Topology, without_cable},
 };
 
+/// How this rank makes links and plans, in the first group and in those that come after it.
+#[derive(Clone)]
+pub(super) struct Recipe {
+    choice: LinkChoice,
+    encrypt: bool,
+    wishes: Wishes,
+    timeouts: Timeouts,
+    cables: Option<Arc<Cables>>,
+}
+
 /// What rank 0 settles for all.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Wishes {
     overrides: Overrides,
     /// How cables are used.
@@ -35,7 +45,8 @@ struct Cables {
     library: Option<PathBuf>,
     /// Without them there is no group.
     required: bool,
-    until: Instant,
+    /// How long connecting them may take.
+    patience: Duration,
 }
 
 impl Config {
@@ -59,12 +70,15 @@ impl Config {
         let wishes =
             Wishes { overrides: overrides(resolved.overrides.as_deref())?, cables: cable_options(&resolved) };
         let trace = resolved.trace.as_deref().map(|path| start_trace(path, rank, size)).transpose()?;
+        let (choice, encrypt) = (resolved.link, resolved.encrypt);
         if size == 1 {
-            return Ok(alone(wishes, timeouts)?.with_trace(trace));
+            let recipe = Recipe { choice, encrypt, wishes, timeouts, cables: None };
+            return Ok(alone(recipe)?.with_trace(trace));
         }
         let sockets = resolved.sockets.unwrap_or(1);
-        let (choice, encrypt) = (resolved.link, resolved.encrypt);
-        let until = Instant::now() + resolved.connect_timeout.min(Duration::from_secs(365 * 24 * 3600));
+        // For all of it, and for each later group anew.
+        let patience = resolved.connect_timeout.min(Duration::from_secs(365 * 24 * 3600));
+        let until = Instant::now() + patience;
         let required = resolved.link == LinkChoice::Only(LinkKind::Verbs);
         let cables = match resolved.link {
             LinkChoice::Auto | LinkChoice::Only(LinkKind::Verbs) => resolved.devices,
@@ -74,7 +88,7 @@ impl Config {
             matrix: if resolved.prefer_ring { matrix.neighbours_only() } else { matrix },
             library: resolved.verbs_library,
             required,
-            until,
+            patience,
         });
         let blob =
             serde_json::to_vec(&wishes).map_err(|source| system(rank, "encoding the settings", source))?;
@@ -117,7 +131,8 @@ impl Config {
             reason: "rank 0's settings cannot be read; do all ranks run the same version?".to_owned(),
             source: Some(Cause::new(source)),
         })?;
-        Ok(connect_links(joined, (choice, encrypt), wishes, timeouts, cables)?.with_trace(trace))
+        let recipe = Recipe { choice, encrypt, wishes, timeouts, cables: cables.map(Arc::new) };
+        Ok(connect_links(joined, recipe, until)?.with_trace(trace))
     }
 
     /// Checks the settings against each other and reads the files that they name (but for the secret, which may come from a
@@ -155,19 +170,17 @@ fn start_trace(path: &Path, rank: usize, size: usize) -> Result<Trace> {
     })
 }
 
-fn connect_links(
-    joined: Joined,
-    (choice, encrypt): (LinkChoice, bool),
-    wishes: Wishes,
-    timeouts: Timeouts,
-    cables: Option<Cables>,
-) -> Result<Communicator> {
-    let mut cabled = match &cables {
-        Some(cables) => connect_cables(&joined, cables, wishes.cables)?,
-        None => Vec::new(),
+/// From connections to the communicator of a group. A rank that is lost while cables are connected is an error in a first
+/// group; in a later one the group is made without cables, to be shrunk again.
+fn connect_links(joined: Joined, recipe: Recipe, until: Instant) -> Result<Communicator> {
+    let Recipe { choice, encrypt, wishes, timeouts, cables } = recipe.clone();
+    let matrix = cables.as_ref().map(|cables| cables.matrix.of_ranks(&joined.charter.identities()));
+    let mut cabled = match (&cables, &matrix) {
+        (Some(cables), Some(matrix)) => connect_cables(&joined, cables, matrix, wishes.cables, until)?,
+        _ => Vec::new(),
     };
-    let matrix = cables.filter(|_| !cabled.is_empty()).map(|cables| cables.matrix);
-    let Joined { rank, epoch, hosts, cores, data, sessions, control, .. } = joined;
+    let matrix = matrix.filter(|_| !cabled.is_empty());
+    let Joined { rank, epoch, hosts, cores, data, sessions, control, charter, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
     for (peer, (sockets, sessions)) in data.into_iter().zip(sessions).enumerate() {
@@ -204,10 +217,18 @@ fn connect_links(
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, cores[rank]);
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
-    assemble(parts, Arc::new(topology), timeouts)
+    assemble(parts, Arc::new(topology), timeouts, Lineage::Processes { charter: Box::new(charter), recipe })
 }
 
-fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
+/// The same for a group that follows a failed one.
+pub(super) fn connect_again(joined: Joined, recipe: Recipe) -> Result<Communicator> {
+    let patience = recipe.cables.as_ref().map_or(Duration::ZERO, |cables| cables.patience);
+    connect_links(joined, recipe, Instant::now() + patience)
+}
+
+/// A group of this rank only.
+pub(super) fn alone(recipe: Recipe) -> Result<Communicator> {
+    let Recipe { wishes, timeouts, .. } = recipe.clone();
     let senders: Arc<[Option<Sender>]> = Arc::new([None]);
     let waker = Arc::new(Waker::new().map_err(|source| system(0, "making a waker", source))?);
     let health = Arc::new(Health::new(0, Arc::clone(&waker), Arc::clone(&senders)));
@@ -224,29 +245,35 @@ fn alone(wishes: Wishes, timeouts: Timeouts) -> Result<Communicator> {
     };
     let topology =
         Topology::new(&[()], LinkKind::Local, LinkKind::Local, os::available_cores(), wishes.overrides);
-    assemble(parts, Arc::new(topology), timeouts)
+    assemble(parts, Arc::new(topology), timeouts, Lineage::Alone(recipe))
 }
 
 /// Connects the pairs that have cables, by peer; none at all if that is not possible and nobody insists.
 fn connect_cables(
     joined: &Joined,
     cables: &Cables,
+    matrix: &DeviceMatrix,
     options: verbs::Options,
+    until: Instant,
 ) -> Result<Vec<Option<(Sender, Receiver)>>> {
     let rank = joined.rank;
     let request = verbs::Request {
         rank,
         epoch: joined.epoch,
-        matrix: &cables.matrix,
+        matrix,
         library: cables.library.as_ref(),
         options,
-        until: cables.until,
+        until,
     };
     match verbs::connect(&request, joined.data.iter().map(|sockets| sockets.first()).collect()) {
         Ok(links) => Ok(links),
-        Err(verbs::Failure::Lost { peer, source }) => {
+        Err(verbs::Failure::Lost { peer, source }) if joined.charter.is_first() => {
             let reason = format!("rank {peer} was lost while the cables were connected; see its output");
             Err(Error::Bootstrap { rank, reason, source: Some(source) })
+        }
+        Err(verbs::Failure::Lost { peer, source }) => {
+            tracing::debug!(rank, peer, %source, "lost while the cables of a smaller group were connected");
+            Ok(Vec::new())
         }
         Err(verbs::Failure::Unavailable { rank: at, reason, source }) => {
             let reason = if at == rank { reason } else { format!("rank {at} says: {reason}") };

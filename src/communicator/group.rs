@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Communicator, planner::Planner};
+use super::{Communicator, planner::Planner, shrink::Lineage};
 use crate::{
     engine::{Engine, Parts, Shared, Timeouts},
     error::Result,
@@ -11,12 +11,17 @@ use crate::{
 };
 
 /// Starts an engine and makes the communicator of all its ranks.
-pub(super) fn assemble(parts: Parts, topology: Arc<Topology>, timeouts: Timeouts) -> Result<Communicator> {
+pub(super) fn assemble(
+    parts: Parts,
+    topology: Arc<Topology>,
+    timeouts: Timeouts,
+    lineage: Lineage,
+) -> Result<Communicator> {
     let (rank, size) = (parts.rank, parts.senders.len());
     let engine = Arc::new(Engine::new(parts));
     let members: Box<[usize]> = (0..size).collect();
     let planner = Planner::new(topology, &members);
     let shared = Arc::new(Shared::new(0, size, members, rank));
     engine.register(Arc::clone(&shared), 0)?;
-    Ok(Communicator::new(engine, shared, planner, timeouts))
+    Ok(Communicator::new(engine, shared, planner, Arc::new(lineage), timeouts))
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::{Communicator, group::assemble};
+use super::{Communicator, group::assemble, roundup::Roundup, shrink::Lineage};
 use crate::{
     bootstrap::{control::Control, watcher::Watcher},
     engine::{Health, Timeouts},
@@ -89,6 +89,7 @@ pub(super) fn threads(
     let healths: Vec<Arc<Health>> = (0..size)
         .map(|rank| Arc::new(Health::new(rank, Arc::clone(&wakers[rank]), Arc::clone(&senders[rank]))))
         .collect();
+    let roundup = Roundup::new(size);
     let ranks = receivers.into_iter().enumerate().map(|(rank, receivers)| {
         let watcher = |peer: usize| {
             let watcher: Arc<dyn Watcher> = Arc::clone(&healths[peer]) as Arc<dyn Watcher>;
@@ -107,7 +108,8 @@ pub(super) fn threads(
             control,
             policy: crate::engine::Policy::new(size, os::available_cores()),
         };
-        assemble(parts, Arc::clone(&topology), Timeouts::default())
+        let lineage = Lineage::Threads(roundup.seat(rank));
+        assemble(parts, Arc::clone(&topology), Timeouts::default(), lineage)
     });
     ranks.collect()
 }

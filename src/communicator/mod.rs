@@ -10,14 +10,15 @@ mod group;
 mod local;
 mod messages;
 mod planner;
+mod roundup;
 mod scope;
+mod shrink;
 mod split;
 #[cfg(test)]
 mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use self::planner::Planner;
 pub use self::{
     abort::AbortHandle,
     bytes::ByteCommunicator,
@@ -25,6 +26,7 @@ pub use self::{
     local::local_group,
     scope::{Pending, Scope},
 };
+use self::{planner::Planner, shrink::Lineage};
 use crate::{
     engine::{Engine, Shared, Timeouts},
     error::{Error, Result},
@@ -70,6 +72,8 @@ struct Inner {
     engine: Arc<Engine>,
     shared: Arc<Shared>,
     planner: Planner,
+    /// Of the group, for the one that comes after it.
+    lineage: Arc<Lineage>,
 }
 
 impl Communicator {
@@ -175,8 +179,14 @@ impl Communicator {
         }
     }
 
-    fn new(engine: Arc<Engine>, shared: Arc<Shared>, planner: Planner, timeouts: Timeouts) -> Communicator {
-        Communicator { inner: Arc::new(Inner { engine, shared, planner }), timeouts }
+    fn new(
+        engine: Arc<Engine>,
+        shared: Arc<Shared>,
+        planner: Planner,
+        lineage: Arc<Lineage>,
+        timeouts: Timeouts,
+    ) -> Communicator {
+        Communicator { inner: Arc::new(Inner { engine, shared, planner, lineage }), timeouts }
     }
 
     fn engine(&self) -> &Engine {

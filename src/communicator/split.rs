@@ -50,7 +50,8 @@ impl Communicator {
         let shared = Arc::new(Shared::new(id, engine.size, members, engine.rank));
         engine.register(Arc::clone(&shared), leader)?;
         let engine = Arc::clone(&self.inner.engine);
-        Ok(Some(Communicator::new(engine, shared, planner, self.timeouts)))
+        let lineage = Arc::clone(&self.inner.lineage);
+        Ok(Some(Communicator::new(engine, shared, planner, lineage, self.timeouts)))
     }
 
     /// A communicator of the same ranks whose calls and messages are separate from this one's: what a library uses that is

@@ -110,6 +110,12 @@ impl DeviceMatrix {
         self
     }
 
+    /// The cables between these ranks, which are numbered anew in this order.
+    pub(crate) fn of_ranks(&self, ranks: &[usize]) -> DeviceMatrix {
+        let cables = |from: usize| ranks.iter().map(|&to| self.cables(from, to).to_vec()).collect();
+        DeviceMatrix { rows: ranks.iter().map(|&from| cables(from)).collect() }
+    }
+
     /// A short text that two matrices have in common only if they are equal, as far as anybody meets in practice.
     pub(crate) fn fingerprint(&self) -> String {
         // FNV-1a over all names with their places.

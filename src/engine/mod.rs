@@ -378,6 +378,17 @@ impl Engine {
         self.collapse(&mut self.core.lock(), "abort");
     }
 
+    /// Ends every call on every rank, unless the group has failed already.
+    pub(crate) fn give_up(&self, operation: &'static str) {
+        self.health.fail(Failure::Aborted);
+        self.collapse(&mut self.core.lock(), operation);
+    }
+
+    /// How this rank talks to the others beside the links.
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+
     /// What [`Engine::abort`] does, for where no lock may be taken.
     pub(crate) fn abort_handle(&self) -> Trigger {
         self.control.trigger(self.rank)

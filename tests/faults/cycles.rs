@@ -89,6 +89,18 @@ fn live(comm: Communicator, index: usize) {
     assert!(values.iter().all(|&value| value == 3));
     let half = comm.split(Some(comm.rank() as u64), 0).unwrap();
     drop(half);
+    // Whoever comes through this knows that the other has come so far.
+    let _ = comm.barrier();
+    if index.is_multiple_of(4) {
+        let shrunk = comm.shrink().unwrap();
+        drop(comm);
+        return use_and_leave(shrunk, index);
+    }
+    use_and_leave(comm, index);
+}
+
+fn use_and_leave(comm: Communicator, index: usize) {
+    comm.barrier().unwrap();
     match index % 5 {
         0 if comm.rank() == 0 => {
             comm.barrier().unwrap();

@@ -13,4 +13,5 @@ mod kills;
 mod operations;
 mod pauses;
 mod proxy;
+mod shrinks;
 mod vanish;

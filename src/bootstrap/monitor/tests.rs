@@ -94,7 +94,12 @@ fn channels() -> (Channel, Channel) {
 
 fn start(channels: Vec<Option<Channel>>, recorder: &Arc<Recorder>) -> Control {
     let rank = channels.iter().position(Option::is_none).unwrap();
-    Control::start(Connections(channels), rank, recorder.clone()).unwrap()
+    Control::start(Connections { past: past(channels.len()), channels }, rank, recorder.clone()).unwrap()
+}
+
+/// Of a first group.
+fn past(size: usize) -> Vec<Past> {
+    (0..size).map(|identity| Past { identity, attempt: 0 }).collect()
 }
 
 /// Two groups of one process that are each other's peer.
@@ -193,7 +198,7 @@ fn a_peer_that_does_not_read_costs_bounded_memory_and_no_time() {
     let (one, _two) = channels();
     let recorder = Recorder::answering(vec![]);
     let group = Arc::new(
-        Group::new(vec![None, Some(one)], {
+        Group::new(vec![None, Some(one)], past(2), {
             let watcher: Arc<dyn Watcher> = recorder.clone();
             Arc::downgrade(&watcher)
         })
@@ -203,7 +208,7 @@ fn a_peer_that_does_not_read_costs_bounded_memory_and_no_time() {
     for sequence in 0..500_000 {
         group.status(1, status(sequence));
     }
-    let backlog = group.peers[1].as_ref().unwrap().out.lock().outbox.backlog();
+    let backlog = group.peers[1].as_ref().unwrap().out.lock().backlog();
     assert!((1..BACKLOG + 100).contains(&backlog), "{backlog}");
     group.failed(1, &cause(0));
     group.close();

@@ -77,7 +77,7 @@ fn check_connections(mut group: Vec<Joined>) {
                 socket.write_all(&[rank as u8, peer as u8, index as u8]).unwrap();
             }
         }
-        for (peer, channel) in joined.control.0.iter_mut().enumerate() {
+        for (peer, channel) in joined.control.channels.iter_mut().enumerate() {
             if let Some(channel) = channel {
                 channel.send(&[rank as u8, peer as u8]);
             }
@@ -85,7 +85,7 @@ fn check_connections(mut group: Vec<Joined>) {
     }
     for (rank, joined) in group.iter_mut().enumerate() {
         assert_eq!((joined.rank, joined.size, joined.data.len()), (rank, size, size));
-        assert!(joined.data[rank].is_empty() && joined.control.0[rank].is_none());
+        assert!(joined.data[rank].is_empty() && joined.control.channels[rank].is_none());
         for peer in (0..size).filter(|&peer| peer != rank) {
             for (index, socket) in joined.data[peer].iter_mut().enumerate() {
                 let mut bytes = [0; 3];
@@ -93,7 +93,7 @@ fn check_connections(mut group: Vec<Joined>) {
                 socket.read_exact(&mut bytes).unwrap();
                 assert_eq!(bytes, [peer as u8, rank as u8, index as u8]);
             }
-            let channel = joined.control.0[peer].as_mut().unwrap();
+            let channel = joined.control.channels[peer].as_mut().unwrap();
             let frame = loop {
                 if let Some(frame) = channel.receive().unwrap() {
                     break frame;
