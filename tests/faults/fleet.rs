@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use crate::support::{HANG, free_address, rank_command};
+use raccl_emulator::{Emulation, Layout};
+
+use crate::support::{HANG, cables::machine, free_address, random::Random, rank_command};
 
 /// Begins each line that a rank says to its test.
 const MARK: &str = "rank says: ";
@@ -27,6 +29,9 @@ pub(crate) fn now() -> u64 {
 /// A group of processes. Those that still run are killed when it is dropped.
 pub(crate) struct Fleet {
     ranks: Vec<Rank>,
+    /// The cables between them, which are there as long as this is.
+    #[allow(dead_code, reason = "kept, not read")]
+    emulation: Option<Emulation>,
     lines: mpsc::Receiver<(usize, String)>,
 }
 
@@ -63,15 +68,38 @@ impl End {
 }
 
 impl Fleet {
-    /// Starts `size` ranks of the test `name`.
+    /// Starts `size` ranks of the test `name`, joined by sockets.
     pub(crate) fn start(name: &str, size: usize, variables: &[(&str, String)]) -> Fleet {
+        Fleet::start_on(None, name, size, variables)
+    }
+
+    /// Starts ranks that are machines of their own, each joined with each other by one to three emulated cables.
+    pub(crate) fn start_cabled(
+        random: &mut Random,
+        name: &str,
+        size: usize,
+        variables: &[(&str, String)],
+    ) -> Fleet {
+        let spec = Layout::mesh().cables(1 + random.below(3)).latency_ns(2000).spec(size);
+        Fleet::start_on(Some(Emulation::create(&spec).unwrap()), name, size, variables)
+    }
+
+    fn start_on(
+        emulation: Option<Emulation>,
+        name: &str,
+        size: usize,
+        variables: &[(&str, String)],
+    ) -> Fleet {
         let coordinator = free_address();
         let commands = (0..size).map(|rank| {
             let mut command = rank_command(name, rank, size, &coordinator);
             command.envs(variables.iter().map(|(name, value)| (name, value)));
+            command.envs(emulation.as_ref().map(|emulation| machine(emulation, rank)).into_iter().flatten());
             command
         });
-        Fleet::run(commands.collect())
+        let mut fleet = Fleet::run(commands.collect());
+        fleet.emulation = emulation;
+        fleet
     }
 
     /// Starts ranks by commands of the test's own, in rank order.
@@ -96,7 +124,7 @@ impl Fleet {
             });
             Rank { child, said: Vec::new(), errors: Some(errors), readers: Some(readers) }
         });
-        Fleet { ranks: ranks.collect(), lines }
+        Fleet { ranks: ranks.collect(), lines, emulation: None }
     }
 
     pub(crate) fn size(&self) -> usize {

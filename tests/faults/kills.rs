@@ -50,22 +50,38 @@ fn every_survivor_names_the_rank_that_was_killed() {
     if let Some(config) = child(NAME) {
         return survive(config);
     }
+    kills(NAME, false, "from the death of a rank to the error on each other");
+}
+
+#[test]
+fn every_survivor_names_the_rank_that_was_killed_over_cables() {
+    const NAME: &str = "kills::every_survivor_names_the_rank_that_was_killed_over_cables";
+    if let Some(config) = child(NAME) {
+        return survive(config);
+    }
+    kills(NAME, true, "over cables, from the death of a rank to the error on each other");
+}
+
+fn kills(name: &str, cabled: bool, what: &str) {
     let (kills, seed) = (setting("RACCL_TEST_KILLS", 12), seed());
     let mut times = Times::new();
     for seed in seed..seed + kills as u64 {
-        kill(NAME, seed, &mut times);
+        kill(name, cabled, seed, &mut times);
     }
-    times.show("from the death of a rank to the error on each other");
+    times.show(what);
 }
 
-fn kill(name: &str, seed: u64, times: &mut Times) {
+fn kill(name: &str, cabled: bool, seed: u64, times: &mut Times) {
     let mut random = Random::new(seed);
     let (size, sockets) = (2 + random.below(4), 1 + random.below(3));
     let victim = random.below(size);
     let delay = Duration::from_micros(random.below(40_000) as u64);
     println!("seed {seed}: rank {victim} of {size} after {delay:?}, {sockets} sockets");
     let variables = [("RACCL_TEST_SEED", seed.to_string()), ("RACCL_TEST_SOCKETS", sockets.to_string())];
-    let mut fleet = Fleet::start(name, size, &variables);
+    let mut fleet = match cabled {
+        true => Fleet::start_cabled(&mut random, name, size, &variables),
+        false => Fleet::start(name, size, &variables),
+    };
     fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
     thread::sleep(delay);
     let at = fleet.kill(victim);

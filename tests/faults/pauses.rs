@@ -20,6 +20,19 @@ fn a_rank_that_is_stopped_and_continued_loses_nothing() {
     if let Some(config) = child(NAME) {
         return work(config);
     }
+    pauses(NAME, false);
+}
+
+#[test]
+fn a_rank_that_is_stopped_and_continued_loses_nothing_over_cables() {
+    const NAME: &str = "pauses::a_rank_that_is_stopped_and_continued_loses_nothing_over_cables";
+    if let Some(config) = child(NAME) {
+        return work(config);
+    }
+    pauses(NAME, true);
+}
+
+fn pauses(name: &str, cabled: bool) {
     let (pauses, seed) = (setting("RACCL_TEST_PAUSES", 6), seed());
     let mut longest = Duration::ZERO;
     for seed in seed..seed + pauses as u64 {
@@ -31,7 +44,11 @@ fn a_rank_that_is_stopped_and_continued_loses_nothing() {
         let pause =
             Duration::from_millis(if random.below(12) == 0 { 4500 } else { random.below(600) as u64 });
         println!("seed {seed}: rank {victim} of {size} stopped after {delay:?} for {pause:?}");
-        let mut fleet = Fleet::start(NAME, size, &[("RACCL_TEST_SEED", seed.to_string())]);
+        let variables = [("RACCL_TEST_SEED", seed.to_string())];
+        let mut fleet = match cabled {
+            true => Fleet::start_cabled(&mut random, name, size, &variables),
+            false => Fleet::start(name, size, &variables),
+        };
         fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
         thread::sleep(delay);
         fleet.signal(victim, "STOP");

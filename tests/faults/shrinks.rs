@@ -23,9 +23,25 @@ fn survivors_shrink_and_go_on() {
     let (shrinks, seed) = (setting("RACCL_TEST_SHRINKS", 8), seed());
     let mut times = Times::new();
     for seed in seed..seed + shrinks as u64 {
-        shrink(NAME, seed, 1, &mut times);
+        shrink(NAME, false, seed, 1, &mut times);
     }
     times.show("from the death of a rank to the first result of the group without it");
+}
+
+#[test]
+fn survivors_shrink_and_go_on_over_cables() {
+    const NAME: &str = "shrinks::survivors_shrink_and_go_on_over_cables";
+    if let Some(config) = child(NAME) {
+        return survive(config);
+    }
+    let (shrinks, seed) = (setting("RACCL_TEST_SHRINKS", 6), seed());
+    let mut times = Times::new();
+    for seed in seed..seed + shrinks as u64 {
+        shrink(NAME, true, seed, 1 + seed as usize % 2, &mut times);
+    }
+    times.show(
+        "over cables, from the death of one or two ranks to the first result of the group without them",
+    );
 }
 
 #[test]
@@ -37,12 +53,12 @@ fn a_death_while_survivors_shrink_is_survived_too() {
     let (shrinks, seed) = (setting("RACCL_TEST_DOUBLE_SHRINKS", 6), seed());
     let mut times = Times::new();
     for seed in seed..seed + shrinks as u64 {
-        shrink(NAME, seed, 2, &mut times);
+        shrink(NAME, false, seed, 2, &mut times);
     }
     times.show("from the first of two deaths to the first result of the group without them");
 }
 
-fn shrink(name: &str, seed: u64, deaths: usize, times: &mut Times) {
+fn shrink(name: &str, cabled: bool, seed: u64, deaths: usize, times: &mut Times) {
     let mut random = Random::new(seed);
     let size = deaths + 1 + random.below(4);
     let first = random.below(size);
@@ -59,7 +75,10 @@ fn shrink(name: &str, seed: u64, deaths: usize, times: &mut Times) {
         ("RACCL_TEST_LEFT", (size - deaths).to_string()),
         ("RACCL_TEST_SECRET", secret.to_string()),
     ];
-    let mut fleet = Fleet::start(name, size, &variables);
+    let mut fleet = match cabled {
+        true => Fleet::start_cabled(&mut random, name, size, &variables),
+        false => Fleet::start(name, size, &variables),
+    };
     fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
     thread::sleep(delay);
     let at = fleet.kill(first);
