@@ -34,7 +34,7 @@ use super::{
     message::{Message, frame_limit},
     watcher::{CauseKind, RemoteCause, Status, Watcher},
 };
-use crate::os::{PollFd, Waker, poll};
+use crate::os::{PollFd, Waker, poll, silence};
 
 /// How long last words may take to be sent, and then to be read by the peer.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -48,6 +48,13 @@ const PROBES: u32 = 2;
 /// Also with bytes under way, where the kernel does not probe.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UNANSWERED: Duration = Duration::from_millis(2500);
+
+/// The kernel's own verdict comes at its third whole second, which its timers make a little more than three. Where it tells how
+/// many of its probes wait for an answer, this many, and this long after the last sign of life, are enough.
+const UNANSWERED_PROBES: u32 = 2;
+const SILENCE: Duration = Duration::from_millis(2400);
+/// How often the kernel is asked, where machines can vanish.
+const LOOK: Duration = Duration::from_millis(250);
 
 static MONITOR: Mutex<Option<Arc<Monitor>>> = Mutex::new(None);
 
@@ -101,6 +108,17 @@ struct Peer {
     stream: TcpStream,
     out: Mutex<Out>,
     inbox: Mutex<In>,
+    /// On another machine, which can vanish.
+    remote: bool,
+}
+
+impl Peer {
+    /// True if the kernel has waited for an answer as long as anybody should.
+    fn is_silent(&self) -> bool {
+        self.remote
+            && silence(&self.stream)
+                .is_some_and(|found| found.probes >= UNANSWERED_PROBES && found.since >= SILENCE)
+    }
 }
 
 struct Out {
@@ -450,7 +468,13 @@ impl Peer {
         channel.set_limit(limit);
         let (stream, inbox, outbox) = channel.into_parts();
         keep_alive(&stream)?;
+        let remote = match (stream.local_addr(), stream.peer_addr()) {
+            (Ok(local), Ok(peer)) => local.ip() != peer.ip(),
+            // It broke just now, which reading will show.
+            _ => false,
+        };
         Ok(Peer {
+            remote: remote && silence(&stream).is_some(),
             stream,
             out: Mutex::new(Out {
                 outbox: Some(outbox),
@@ -548,6 +572,9 @@ impl Monitor {
                     let inbox = peer.inbox.lock();
                     !inbox.ended && !inbox.held && inbox.inbox.is_some()
                 };
+                if reads && peer.remote {
+                    timeout = Some(timeout.map_or(LOOK, |timeout| timeout.min(LOOK)));
+                }
                 if reads {
                     readers.push((fds.len(), group, rank, peer));
                     fds.push(PollFd::readable(peer.stream.as_raw_fd()));
@@ -572,6 +599,8 @@ impl Monitor {
         for (at, group, rank, peer) in readers {
             if fds[at].is_ready() {
                 group.hear(rank, peer);
+            } else if peer.is_silent() {
+                group.ended(rank, peer, "its machine does not answer any more");
             }
         }
     }

@@ -6,11 +6,13 @@ mod interface;
 pub(crate) mod interfaces;
 mod poll;
 pub(crate) mod rdma;
+mod silence;
 mod socket;
 pub(crate) mod user;
 mod waker;
 
 pub(crate) use host::{available_cores, host_id, own_cores};
 pub(crate) use poll::{PollFd, poll};
+pub(crate) use silence::silence;
 pub(crate) use socket::{IoVec, LARGEST_TRANSFER, receive, send, tune};
 pub(crate) use waker::Waker;
