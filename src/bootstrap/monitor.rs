@@ -50,8 +50,10 @@ const PROBES: u32 = 2;
 const UNANSWERED: Duration = Duration::from_millis(2500);
 
 /// The kernel's own verdict comes at its third whole second, which its timers make a little more than three. Where it tells how
-/// many of its probes wait for an answer, this many, and this long after the last sign of life, are enough.
+/// many of its probes wait for an answer, or how often it has sent the same again, so many, and so long after the last sign of
+/// life, are enough.
 const UNANSWERED_PROBES: u32 = 2;
+const RETRANSMISSIONS: u32 = 3;
 const SILENCE: Duration = Duration::from_millis(2400);
 /// How often the kernel is asked, where machines can vanish.
 const LOOK: Duration = Duration::from_millis(250);
@@ -116,8 +118,10 @@ impl Peer {
     /// True if the kernel has waited for an answer as long as anybody should.
     fn is_silent(&self) -> bool {
         self.remote
-            && silence(&self.stream)
-                .is_some_and(|found| found.probes >= UNANSWERED_PROBES && found.since >= SILENCE)
+            && silence(&self.stream).is_some_and(|found| {
+                let tried = found.probes >= UNANSWERED_PROBES || found.retransmissions >= RETRANSMISSIONS;
+                tried && found.since >= SILENCE
+            })
     }
 }
 
@@ -467,7 +471,10 @@ impl Peer {
     fn new(mut channel: Channel, limit: usize) -> io::Result<Peer> {
         channel.set_limit(limit);
         let (stream, inbox, outbox) = channel.into_parts();
-        keep_alive(&stream)?;
+        // What is gone already cannot be set up any more; reading shows how it ended.
+        if stream.peer_addr().is_ok() {
+            keep_alive(&stream)?;
+        }
         let remote = match (stream.local_addr(), stream.peer_addr()) {
             (Ok(local), Ok(peer)) => local.ip() != peer.ip(),
             // It broke just now, which reading will show.

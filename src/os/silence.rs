@@ -9,8 +9,10 @@ use std::time::Duration;
 /// What a connection's kernel has tried since it last heard anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Silence {
-    /// Keep-alive probes under way.
+    /// Keep-alive probes that nobody has answered.
     pub(crate) probes: u32,
+    /// How often the same data were sent again.
+    pub(crate) retransmissions: u32,
     /// Since the last acknowledgement.
     pub(crate) since: Duration,
 }
@@ -36,7 +38,8 @@ pub(crate) fn silence(stream: &TcpStream) -> Option<Silence> {
     // SAFETY: integers only, so that zeros are a value, and what the kernel has written is one too.
     let info = unsafe { info.assume_init() };
     let since = Duration::from_millis(info.tcpi_last_ack_recv.into());
-    Some(Silence { probes: info.tcpi_probes.into(), since })
+    let (probes, retransmissions) = (info.tcpi_probes.into(), info.tcpi_retransmits.into());
+    Some(Silence { probes, retransmissions, since })
 }
 
 /// Asks the kernel; `None` where it does not tell.

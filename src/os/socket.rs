@@ -25,10 +25,11 @@ const SEND_FLAGS: libc::c_int = 0;
 /// the kernel's automatic ones are better than any constant.
 pub(crate) fn tune(socket: &TcpStream) -> io::Result<()> {
     socket.set_nonblocking(true)?;
+    // A peer that is gone already is found by whoever reads; nothing can be set for it any more.
+    let Ok(peer) = socket.peer_addr().map(|address| address.ip()) else { return Ok(()) };
     socket.set_nodelay(true)?;
     #[cfg(target_vendor = "apple")]
     SockRef::from(socket).set_nosigpipe(true)?;
-    let peer = socket.peer_addr()?.ip();
     if socket.local_addr()?.ip() == peer || on_a_local_network(peer) {
         pace_nothing(socket, peer);
     }
