@@ -17,6 +17,7 @@ mod numbers;
 mod prepare;
 mod progress;
 mod recorder;
+mod roster;
 mod run;
 mod shared;
 #[cfg(test)]
@@ -38,7 +39,7 @@ pub use self::recorder::{FlightCall, FlightPeer, FlightRecord, FlightState};
 #[cfg(test)]
 pub(crate) use self::shared::BUDGET;
 use self::{
-    core::{Core, Entry, Group, Incoming, Operation, Stored, Table},
+    core::{Core, Entry, Incoming, Operation, Stored, Table},
     health::Failure,
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
@@ -180,40 +181,6 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn is_pushing(&self, peer: usize) -> bool {
         self.senders[peer].as_ref().is_some_and(Sender::pending)
-    }
-
-    /// Makes a communicator known, whose number world rank `leader` brought along.
-    pub(crate) fn register(&self, shared: Arc<Shared>, leader: usize) -> Result<()> {
-        let mut core = self.core.lock();
-        let id = shared.id;
-        if !core.numbers.belongs_to(id, leader) || core.communicators.contains_key(&id) {
-            let link = self.link(leader).unwrap_or(LinkKind::Local);
-            let reason = format!("it numbers a communicator {id}, which it may not");
-            return self.check(&mut core, Err(Failure::Protocol { peer: leader, link, reason }), "split");
-        }
-        core.communicators.insert(id, Group::new(shared, self.size));
-        core.numbers.made(id);
-        let result = core.leave_limbo(id, &self.lines());
-        self.check(&mut core, result, "split")
-    }
-
-    /// Begins a split: the number that it takes if we lead what comes out of it. Ends when the value is dropped.
-    pub(crate) fn begin_split(&self) -> Result<Split<'_>> {
-        let number = self.core.lock().numbers.begin_split().ok_or_else(|| Error::InvalidArgument {
-            operation: "split",
-            rank: self.rank,
-            reason:
-                "this rank has made millions of communicators, and no number is left; form the group anew"
-                    .to_owned(),
-        })?;
-        Ok(Split { engine: self, number })
-    }
-
-    /// Forgets a communicator; what still comes for it is dropped.
-    pub(crate) fn unregister(&self, id: u32) {
-        let mut core = self.core.lock();
-        core.communicators.remove(&id);
-        core.reports.retain(|&(comm, _), _| comm != id);
     }
 
     /// Runs a collective to its end.
@@ -611,22 +578,6 @@ impl Engine {
 
     fn lines(&self) -> Lines<'_> {
         Lines { senders: &self.senders, epoch: self.epoch, health: &self.health }
-    }
-}
-
-/// A split under way.
-pub(crate) struct Split<'a> {
-    engine: &'a Engine,
-    /// The number that this rank brings along.
-    pub(crate) number: u32,
-}
-
-impl Drop for Split<'_> {
-    fn drop(&mut self) {
-        let core = &mut *self.engine.core.lock();
-        core.numbers.end_split();
-        // What came for a communicator that was dropped before this split ended.
-        core.limbo.retain(|stored| !core.numbers.is_over(stored.header.comm));
     }
 }
 
