@@ -8,6 +8,7 @@ use std::time::Duration;
 
 /// What a connection's kernel has tried since it last heard anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only Linux tells"))]
 pub(crate) struct Silence {
     /// Keep-alive probes that nobody has answered.
     pub(crate) probes: u32,
