@@ -60,7 +60,7 @@ impl Bulk {
         let fits = bytes.is_multiple_of(FRAME) && (2 * FRAME..=4095 * FRAME).contains(&bytes);
         if !fits || !(2..=64).contains(&depth) || !depth.is_power_of_two() || bytes * depth > 64 << 20 {
             return Err("expected a size that is a multiple of 4K from 8K to 16380K, and a depth of 2, 4, 8, 16, 32 or 64, such as \
-                        64K*4, at most 64M together"
+                        64K*8, at most 64M together"
                 .to_owned());
         }
         // Both are small by now.
@@ -72,9 +72,9 @@ impl FromStr for Bulk {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Bulk, String> {
-        let (bytes, depth) = text.split_once('*').unwrap_or((text, "4"));
+        let (bytes, depth) = text.split_once('*').unwrap_or((text, "8"));
         let depth =
-            depth.trim().parse().map_err(|_| "expected a size and a depth, such as 64K*4".to_owned())?;
+            depth.trim().parse().map_err(|_| "expected a size and a depth, such as 64K*8".to_owned())?;
         Bulk::new(parse::size(bytes)?, depth)
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     fn bulk_has_whole_frames_and_a_depth() {
         assert_eq!("64K*4".parse(), Ok(Bulk { bytes: 65536, depth: 4 }));
         assert_eq!("8k * 2".parse(), Ok(Bulk { bytes: 8192, depth: 2 }));
-        assert_eq!("512K".parse::<Bulk>().map(|bulk| bulk.to_string()), Ok("512K*4".to_owned()));
+        assert_eq!("512K".parse::<Bulk>().map(|bulk| bulk.to_string()), Ok("512K*8".to_owned()));
         for wrong in
             ["", "4K*4", "10000*4", "16M*4", "64K*1", "64K*3", "64K*128", "8M*16", "64K*x", "64Q*4", "64K*-4"]
         {

@@ -42,7 +42,7 @@ impl Config {
     /// | `RACCL_VERBS_LIBRARY` | [`Config::verbs_library`] |
     /// | `RACCL_VERBS_TRANSPORT` | [`Config::verbs_transport`]: `uc` or `rc` |
     /// | `RACCL_VERBS_CHECKSUM` | [`Config::verbs_checksum`]: `1` or `0` |
-    /// | `RACCL_VERBS_BULK` | [`Config::verbs_bulk`]: `64K*4` |
+    /// | `RACCL_VERBS_BULK` | [`Config::verbs_bulk`]: `64K*8` |
     /// | `RACCL_VERBS_KEEP_ALIVE` | [`Config::verbs_keep_alive`]: `20s`, `0` |
     /// | `RACCL_TIMEOUT`, `RACCL_LATE_TIMEOUT`, `RACCL_CONNECT_TIMEOUT` | [`Config::timeout`] and its like: `30s`, `250ms`, `0` |
     /// | `RACCL_ALGORITHM` | [`Config::algorithm`] |

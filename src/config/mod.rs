@@ -384,8 +384,9 @@ impl Config {
         self
     }
 
-    /// How large messages go through a cable: in packets of so many bytes, a multiple of 4096, of which so many are under way at
-    /// a time, a power of two. By default 4 of 64 KiB. What rank 0 says holds for all ranks.
+    /// How large messages go through a cable: in packets of so many bytes, a multiple of 4096, with room for so many of them,
+    /// a power of two, at the receiver. A quarter of that number, and two at least, is on the cable at a time. By default 8 of
+    /// 64 KiB. What rank 0 says holds for all ranks.
     ///
     /// ```
     /// let config = raccl::Config::new().verbs_bulk(512 << 10, 2);

@@ -45,8 +45,8 @@ pub(super) struct Device {
 #[derive(Debug, Clone, Copy)]
 struct Slots {
     bytes: usize,
-    /// Each way.
-    count: u32,
+    sends: u32,
+    receives: u32,
     send_at: usize,
     recv_at: usize,
 }
@@ -119,17 +119,16 @@ impl Device {
         let base = self.lanes * lane_bytes(&self.classes);
         self.lanes += 1;
         // Whatever is posted at a time has a place: each slot once.
-        let entries: u32 = self.classes.iter().map(|class| 2 * class.count).sum();
+        let entries: u32 = self.classes.iter().map(|class| class.sends + class.receives).sum();
         let queue = self.domain.completion_queue(entries as usize)?;
         let mut classes = Vec::new();
         for slots in &self.classes {
             // Less than 2^32: the options are bounded.
-            let frames = slots.count * (slots.bytes / FRAME) as u32;
-            let requests = match self.domain.context().provider() {
-                Provider::Apple => frames,
-                Provider::Linux => slots.count,
+            let unit = match self.domain.context().provider() {
+                Provider::Apple => (slots.bytes / FRAME) as u32,
+                Provider::Linux => 1,
             };
-            let depth = raccl_sys::Depths { send: requests, recv: requests };
+            let depth = raccl_sys::Depths { send: slots.sends * unit, recv: slots.receives * unit };
             let pair = self.domain.queue_pair(
                 &QueuePairOptions { transport: self.transport, depth },
                 &queue,
@@ -137,18 +136,20 @@ impl Device {
             )?;
             pair.keep(&self.region);
             let granted = pair.depths();
-            let fit = |granted: u32| {
-                let slots_granted = u64::from(granted) * u64::from(slots.count) / u64::from(requests);
-                let count = slots_granted.min(u64::from(slots.count)) as u32;
-                if count == 0 { 0 } else { 1 << count.ilog2() }
+            let fit = |granted: u32, wanted: u32| match (granted / unit).min(wanted) {
+                0 => 0,
+                count => 1 << count.ilog2(),
             };
-            let (send_slots, recv_slots) = (fit(granted.send), fit(granted.recv));
+            let send_slots = fit(granted.send, slots.sends);
+            let recv_slots = fit(granted.recv, slots.receives);
             if send_slots < 2 || recv_slots < 2 {
                 let what = format!(
-                    "RDMA device {} grants queues {} and {} deep, where {requests} were asked for; set RACCL_VERBS_BULK to less",
+                    "RDMA device {} grants queues {} and {} deep, where {} and {} were asked for; set RACCL_VERBS_BULK to less",
                     self.domain.context().name(),
                     granted.send,
-                    granted.recv
+                    granted.recv,
+                    depth.send,
+                    depth.recv
                 );
                 return Err(Error::Argument { what });
             }
@@ -175,18 +176,23 @@ fn wait_for_gid(context: &Context, until: Instant) -> Result<GidEntry, Error> {
 }
 
 /// The classes of each lane of a device.
+///
+/// Of bulk packets, few are handed to the device at a time, because whatever goes out later waits behind them on the cable, the
+/// words that tell the peer of posted receives too: when both sides send, a peer with no more receives than we have sends
+/// would always wait for such a word, and the cable would be idle half of the time.
 fn divide(share: &Share, options: &Options) -> Vec<Slots> {
-    let sizes = [(FRAME, SMALL_SLOTS), (options.bulk_bytes, options.bulk_depth)];
+    let bulk_sends = (options.bulk_depth / 4).max(2);
+    let sizes = [(FRAME, SMALL_SLOTS, SMALL_SLOTS), (options.bulk_bytes, bulk_sends, options.bulk_depth)];
     let mut at = 0;
-    let slots = |(bytes, count): (usize, u32)| {
+    let slots = |(bytes, sends, receives): (usize, u32, u32)| {
         let send_at = at;
-        let recv_at = send_at + bytes * count as usize;
-        at = recv_at + bytes * count as usize;
-        Slots { bytes, count, send_at, recv_at }
+        let recv_at = send_at + bytes * sends as usize;
+        at = recv_at + bytes * receives as usize;
+        Slots { bytes, sends, receives, send_at, recv_at }
     };
     sizes.into_iter().take(share.classes).map(slots).collect()
 }
 
 fn lane_bytes(classes: &[Slots]) -> usize {
-    classes.last().map_or(0, |last| last.recv_at + last.bytes * last.count as usize)
+    classes.last().map_or(0, |last| last.recv_at + last.bytes * last.receives as usize)
 }

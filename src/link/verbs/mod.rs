@@ -31,20 +31,20 @@ pub(crate) struct Options {
     pub(crate) sums: bool,
     /// Bytes of a packet of the bulk class, a multiple of 4096 from 8192 on.
     pub(crate) bulk_bytes: usize,
-    /// How many of them are under way at a time: a power of two, at least 2.
+    /// How many of them the receiver has room for: a power of two, at least 2. A quarter of them, and two at least, is under way.
     pub(crate) bulk_depth: u32,
     /// How long a queue pair may be silent; `None` is for ever.
     pub(crate) keep_alive: Option<Duration>,
 }
 
 impl Default for Options {
-    /// Deep enough for a cable of 80 Gbit/s, and less than drivers are reported to have trouble with.
+    /// Deep enough for a cable of 80 Gbit/s, and less under way than drivers are reported to have trouble with.
     fn default() -> Options {
         Options {
             transport: None,
             sums: false,
             bulk_bytes: 64 << 10,
-            bulk_depth: 4,
+            bulk_depth: 8,
             keep_alive: Some(Duration::from_secs(20)),
         }
     }
