@@ -57,10 +57,13 @@ impl Communicator {
     ///
     /// let ranks: Vec<_> = raccl::local_group(3)?
     ///     .into_iter()
-    ///     // Rank 1 has enough of it after two steps.
-    ///     .map(|comm| std::thread::spawn(move || work(comm.clone(), if comm.rank() == 1 { 2 } else { 9 })))
+    ///     .map(|comm| {
+    ///         // Rank 1 has enough of it after two steps, and leaves.
+    ///         let steps = if comm.rank() == 1 { 2 } else { 9 };
+    ///         std::thread::spawn(move || work(comm, steps).map(|comm| comm.size()))
+    ///     })
     ///     .collect();
-    /// let sizes: Vec<usize> = ranks.into_iter().map(|rank| rank.join().unwrap().map(|comm| comm.size())).collect::<Result<_>>()?;
+    /// let sizes: Vec<usize> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<_>>()?;
     /// assert_eq!(sizes, [2, 3, 2]);
     /// # Ok::<(), Error>(())
     /// ```
