@@ -37,17 +37,25 @@ impl Communicator {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the group was shrunk before.
     ///
     /// ```
-    /// use raccl::{Communicator, Error, Result, Sum};
+    /// use raccl::{Communicator, Error, Min, Result, Sum};
     ///
     /// /// Sums as often as it is told, with those who are left.
-    /// fn work(mut comm: Communicator, steps: usize) -> Result<Communicator> {
-    ///     for step in 0..steps {
+    /// fn work(mut comm: Communicator, steps: u64) -> Result<Communicator> {
+    ///     let mut step = 0;
+    ///     while step < steps {
     ///         let mut values = [1_u32; 8];
     ///         match comm.all_reduce(&mut values, Sum) {
-    ///             Ok(()) => assert_eq!(values, [comm.size() as u32; 8]),
+    ///             Ok(()) => {
+    ///                 assert_eq!(values, [comm.size() as u32; 8]);
+    ///                 step += 1;
+    ///             }
     ///             Err(Error::PeerLost { peer, .. }) => {
-    ///                 println!("going on without rank {peer} from step {step} on");
+    ///                 println!("going on without rank {peer}");
     ///                 comm = comm.shrink()?;
+    ///                 // Some may have finished a step that others have not.
+    ///                 let mut least = [step];
+    ///                 comm.all_reduce(&mut least, Min)?;
+    ///                 step = least[0];
     ///             }
     ///             Err(error) => return Err(error),
     ///         }
