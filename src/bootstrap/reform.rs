@@ -311,7 +311,8 @@ impl Attempt<'_> {
         };
         let named =
             |rank: usize| proposal.seats.iter().any(|seat| state.rank_of(seat.identity) == Some(rank));
-        if named(self.rank) && named(leader) && proposal.seats.iter().all(agrees) {
+        let in_order = proposal.seats.is_sorted_by(|one, next| one.identity < next.identity);
+        if in_order && named(self.rank) && named(leader) && proposal.seats.iter().all(agrees) {
             state.accepted = Some((leader, nonce));
             self.group.tell(leader, Word::Accept { nonce });
         }

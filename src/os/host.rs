@@ -33,6 +33,8 @@ fn first_bits(set: Option<Vec<u64>>, count: usize) -> Vec<u64> {
         }
         left -= word.count_ones() as usize;
     }
+    // The system's sets have room for many more cores than there are.
+    while set.pop_if(|word| *word == 0).is_some() {}
     set
 }
 
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn a_quota_leaves_the_first_cores() {
         assert_eq!(first_bits(Some(vec![0b1011_0000, 0b11]), 4), [0b1011_0000, 0b1]);
-        assert_eq!(first_bits(Some(vec![0b1011_0000, 0b11]), 2), [0b0011_0000, 0]);
+        assert_eq!(first_bits(Some(vec![0b1011_0000, 0b11, 0]), 2), [0b0011_0000]);
         assert_eq!(first_bits(None, 65), [!0, 1]);
     }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Options,
     crc32c::crc32c,
-    device::{Device, Examined, NewLane},
+    device::{Device, Examined, MOST_SLOTS, NewLane},
     ends::{Cables, Inlet, Outlet},
     keeper,
     lane::{Class, Lane, PORT, Parts},
@@ -243,10 +243,17 @@ fn join(request: &Request<'_>, end: End, offer: &Offer) -> Result<Lane, Trouble>
     let End { peer, index, device, gid_index, mtu, new, .. } = end;
     let cable = format!("{index} from {device} of rank {} to {} of rank {peer}", request.rank, offer.device);
     let route = Route { port: PORT, gid_index, mtu: mtu.min(offer.mtu) };
+    if offer.classes.is_empty() {
+        return Err(Trouble {
+            reason: format!("cable {cable}: rank {peer} offers no queue pair"),
+            source: None,
+        });
+    }
     let mut classes = Vec::new();
     // One side may have fewer queue pairs than the other; what has no counterpart is given back.
     for (class, offered) in new.classes.into_iter().zip(&offer.classes) {
-        if class.slot_bytes != offered.slot_bytes || !offered.recv_slots.is_power_of_two() {
+        let possible = offered.recv_slots.is_power_of_two() && offered.recv_slots <= MOST_SLOTS;
+        if class.slot_bytes != offered.slot_bytes || !possible {
             let reason = format!(
                 "cable {cable}: rank {peer} has {} receives of {} bytes, here they have {}",
                 offered.recv_slots, offered.slot_bytes, class.slot_bytes
@@ -289,7 +296,7 @@ fn number(epoch: u32, from: usize, to: usize, index: usize) -> u32 {
     crc32c(0, &bytes)
 }
 
-/// Sends a token through every cable and waits for the peers'. It is as long as what the queues hold, and no two cables and
+/// Sends a token through every cable and waits for the peers'. It is as long as what the posted receives hold, and no two cables and
 /// directions have the same, so it proves the pairing, both queue pairs and their depth.
 fn prove(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
     let mut moved = Instant::now();
@@ -339,8 +346,9 @@ struct Token<'a> {
 impl<'a> Token<'a> {
     fn new(lane: &'a Lane) -> Token<'a> {
         let (out, incoming) = lane.numbers();
-        let length = lane.window();
-        Token { lane, own: pattern(out, length), sent: 0, expected: pattern(incoming, length), received: 0 }
+        let (out_bytes, in_bytes) = lane.windows();
+        let (own, expected) = (pattern(out, out_bytes), pattern(incoming, in_bytes));
+        Token { lane, own, sent: 0, expected, received: 0 }
     }
 
     fn is_through(&self) -> bool {

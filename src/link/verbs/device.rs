@@ -20,6 +20,8 @@ use crate::config::VerbsTransport;
 
 /// Slots of the small class, each way.
 const SMALL_SLOTS: u32 = 64;
+/// No class has more receives; the settings do not allow deeper bulk queues either.
+pub(super) const MOST_SLOTS: u32 = 64;
 /// Path MTU where the driver is Apple's; the one that has been in use there.
 const APPLE_MTU: u32 = 1024;
 /// Between two looks at a GID table.

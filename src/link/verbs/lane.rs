@@ -27,6 +27,7 @@ use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSen
 use super::{
     crc32c::crc32c_raw,
     packet::{Kind, PACKET_BYTES, Packet},
+    source::Source,
 };
 use crate::{
     error::Cause,
@@ -167,11 +168,14 @@ impl Lane {
         (self.parts.out_number, self.parts.in_number)
     }
 
-    /// How much of the stream can be under way in bulk packets at a time, and the small bytes that make both queue pairs used.
-    pub(super) fn window(&self) -> usize {
-        let bulk =
-            self.parts.classes.get(BULK).map_or(0, |class| class.send_slots as usize * bulk_payload(class));
-        bulk + FRAME / 2
+    /// Before anything was sent: how much of the stream fills all bulk receives of the peer, and of this side, and some small
+    /// bytes that make both queue pairs used. What is out at one end is in at the other.
+    pub(super) fn windows(&self) -> (usize, usize) {
+        let window = |receives: fn(&Class) -> u32| {
+            let bulk = self.parts.classes.get(BULK);
+            bulk.map_or(0, |class| receives(class) as usize * bulk_payload(class)) + FRAME / 2
+        };
+        (window(|class| class.granted.load(Ordering::Relaxed)), window(|class| class.recv_slots))
     }
 
     /// Takes bytes from the front of `pieces`; how many.
@@ -180,7 +184,7 @@ impl Lane {
     /// Every piece is valid for reads of its length during the call.
     pub(super) unsafe fn write(&self, pieces: &[IoVec]) -> Result<usize, LinkError> {
         let mut tx = self.tx.lock();
-        let mut source = Source { pieces, at: 0, left: pieces.iter().map(|piece| piece.iov_len).sum() };
+        let mut source = Source::new(pieces);
         let total = source.left;
         while source.left > 0 {
             let class = match self.parts.classes.get(BULK) {
@@ -545,40 +549,6 @@ fn bulk_payload(class: &Class) -> usize {
 /// A packet of which nothing is said yet.
 const EMPTY: Packet =
     Packet { kind: Kind::Credit, bytes: 0, sequence: 0, turn: 0, posted: [0; 2], payload_sum: None };
-
-/// What is still to be written.
-struct Source<'a> {
-    pieces: &'a [IoVec],
-    /// Where in the first piece the rest begins.
-    at: usize,
-    left: usize,
-}
-
-impl Source<'_> {
-    /// Copies the next `bytes` bytes, of which there are so many.
-    ///
-    /// # Safety
-    /// The pieces are valid for reads, and `to` for writes of `bytes` bytes that are in no piece.
-    unsafe fn copy(&mut self, mut to: *mut u8, bytes: usize) {
-        let mut missing = bytes;
-        self.left -= bytes;
-        while missing > 0
-            && let Some(piece) = self.pieces.first()
-        {
-            let count = missing.min(piece.iov_len - self.at);
-            let from = piece.iov_base.cast::<u8>().cast_const().wrapping_add(self.at);
-            // SAFETY: `at + count` is within the piece, and the caller vouches for the target.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
-            to = to.wrapping_add(count);
-            missing -= count;
-            self.at += count;
-            if self.at == piece.iov_len {
-                self.pieces = &self.pieces[1..];
-                self.at = 0;
-            }
-        }
-    }
-}
 
 const SEND: u8 = 1;
 const RECEIVE: u8 = 2;

@@ -13,6 +13,7 @@ mod lane;
 mod packet;
 mod plan;
 mod rounds;
+mod source;
 
 use std::time::Duration;
 
