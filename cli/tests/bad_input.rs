@@ -185,6 +185,6 @@ fn a_program_or_an_unknown_host_that_cannot_start_is_one_line() {
     assert_refused(&launch(&["--hosts", "a,-oProxyCommand=x", "--", "true"]), 2, &["-oProxyCommand=x"]);
     if Command::new("ssh").arg("-V").output().is_ok() {
         let done = launch(&["--hosts", "no-such-host.invalid,no-such-host.invalid", "-n", "2", "--", "true"]);
-        assert_refused(&done, 1, &["rank 0", "no-such-host.invalid"]);
+        assert_refused(&done, 1, &["cannot start rank", "no-such-host.invalid"]);
     }
 }
