@@ -26,6 +26,11 @@ int calls(size_t bytes) {
   return bytes <= 4096 ? 1000 : bytes <= 262144 ? 200 : bytes <= (4u << 20) ? 20 : 4;
 }
 
+// As in mpi.c.
+size_t following(size_t bytes, size_t to, size_t factor) {
+  return bytes < to && bytes * factor > to ? to : bytes * factor;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,7 +53,7 @@ int main(int argc, char** argv) {
   };
 
   std::vector<float> in(to / 4 + 1), out(to / 4 + 1);
-  for (size_t bytes = from; bytes <= to; bytes *= factor) {
+  for (size_t bytes = from; bytes <= to; bytes = following(bytes, to, factor)) {
     std::unique_ptr<gloo::transport::UnboundBuffer> sending, receiving;
     if (op == "ping_pong" && rank < 2) {
       sending = context->createUnboundBuffer(in.data(), bytes);

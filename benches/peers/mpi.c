@@ -20,6 +20,11 @@ static int calls(size_t bytes) {
   return bytes <= 4096 ? 1000 : bytes <= 262144 ? 200 : bytes <= (4u << 20) ? 20 : 4;
 }
 
+/* The last size is measured too, where no power of the factor leads to it. */
+static size_t following(size_t bytes, size_t to, size_t factor) {
+  return bytes < to && bytes * factor > to ? to : bytes * factor;
+}
+
 int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   if (argc != 5) {
@@ -34,7 +39,7 @@ int main(int argc, char **argv) {
   char *in = aligned_alloc(4096, (to + 4095) / 4096 * 4096), *out = aligned_alloc(4096, (to + 4095) / 4096 * 4096);
   memset(in, 0, to);
   memset(out, 0, to);
-  for (size_t bytes = from; bytes <= to; bytes *= factor) {
+  for (size_t bytes = from; bytes <= to; bytes = following(bytes, to, factor)) {
     double times[BATCHES];
     int iterations = calls(bytes), part = (int)(bytes / (size_t)ranks);
     for (int batch = -1; batch < BATCHES; batch++) {
