@@ -306,6 +306,9 @@ impl Communicator {
 
     /// Copies the root's buffer into the buffers of all ranks, which have the same length.
     ///
+    /// The root does not wait for the others to enter, except for one that has not yet entered the broadcast before: it may be
+    /// one broadcast ahead of them, or else a rank that called something else there would go unnoticed.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no rank `root`, and as
     /// [`all_reduce`](Communicator::all_reduce).

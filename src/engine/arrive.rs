@@ -178,6 +178,15 @@ impl Core {
     /// Takes a collective as far as it goes, and strikes it off when it is done.
     pub(crate) fn advance(&mut self, id: OperationId, lines: &Lines<'_>) -> Result<(), Failure> {
         let Some(run) = self.table.run(id) else { return Ok(()) };
+        if run.heard > 0 {
+            let group = self.communicators.get(&run.shared.id);
+            run.unheard = group.and_then(|group| group.unheard(run.heard));
+            if run.unheard.is_some() {
+                return Ok(());
+            }
+            run.moved = true;
+            run.heard = 0;
+        }
         run.advance(lines)?;
         if run.finished() {
             let comm = run.shared.id;
@@ -227,8 +236,8 @@ impl Core {
             return Ok(());
         }
         self.check_signature(peer, header)?;
+        self.has_entered(peer, header, lines)?;
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
-        group.has_entered(peer, header.sequence);
         let (active, from) = (group.active(header.sequence), group.shared.position[peer]);
         if let (Some(id), Some(from)) = (active, from) {
             if let Some(run) = self.table.run(id) {
@@ -244,8 +253,8 @@ impl Core {
 
     fn collective_header(&mut self, peer: usize, header: Header, lines: &Lines<'_>) -> Result<(), Failure> {
         self.check_signature(peer, &header)?;
+        self.has_entered(peer, &header, lines)?;
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
-        group.has_entered(peer, header.sequence);
         let (Some(id), Some(from)) = (group.active(header.sequence), group.shared.position[peer]) else {
             if header.sequence < group.next_sequence {
                 let reason = format!("a message of call {}, which is over", header.sequence);
@@ -376,6 +385,17 @@ impl Core {
             self.payload(peer, lines)?;
         }
         Ok(())
+    }
+
+    /// A message of a collective has come from a peer, which some broadcast of ours may have waited for.
+    fn has_entered(&mut self, peer: usize, header: &Header, lines: &Lines<'_>) -> Result<(), Failure> {
+        let Core { communicators, table, .. } = self;
+        let Some(group) = communicators.get_mut(&header.comm) else { return Ok(()) };
+        group.has_entered(peer, header.sequence);
+        let mut waited = |id: OperationId| table.run(id).is_some_and(|run| run.unheard == Some(peer));
+        let waiting: Vec<OperationId> =
+            group.active.iter().map(|&(_, id)| id).filter(|&id| waited(id)).collect();
+        waiting.into_iter().try_for_each(|id| self.advance(id, lines))
     }
 
     /// Compares a peer's call with ours at the same place of the sequence.

@@ -93,6 +93,12 @@ pub(crate) fn same_call(one: &Signature, other: &Signature) -> bool {
     one[..PAST.start] == other[..PAST.start] && one[PAST.end..] == other[PAST.end..]
 }
 
+/// The root of a broadcast: the one rank of a call that hears nothing of the others in it.
+pub(crate) fn broadcast_root(signature: &Signature) -> Option<usize> {
+    let root = u32::from_le_bytes(std::array::from_fn(|i| signature[16 + i]));
+    (signature[0] == CallKind::Broadcast as u8).then_some(root as usize)
+}
+
 /// Where a signature says what was called before.
 const PAST: Range<usize> = 6..8;
 

@@ -110,6 +110,8 @@ pub(crate) struct Group {
     pub(crate) next_sequence: u64,
     /// Stands for all collectives so far.
     past: u16,
+    /// The root of the last collective if that was a broadcast.
+    last_root: Option<usize>,
     /// Collectives in flight.
     pub(crate) active: Vec<(u64, OperationId)>,
     /// Signatures of the last collectives, the newest last.
@@ -132,6 +134,16 @@ pub(crate) struct Group {
     pub(crate) entered: Vec<u64>,
 }
 
+/// A collective's place in the sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begun {
+    pub(crate) sequence: u64,
+    /// Nothing is sent before all others have entered so many calls.
+    pub(crate) heard: u64,
+    /// The rank in the communicator that is told of our entering whatever else we send.
+    pub(crate) tell: Option<usize>,
+}
+
 impl Default for Timeouts {
     fn default() -> Timeouts {
         Timeouts { progress: Some(Duration::from_secs(30)), late: Some(Duration::from_secs(300)) }
@@ -147,6 +159,7 @@ impl Group {
             shared,
             next_sequence: 0,
             past: 0,
+            last_root: None,
             active: Vec::new(),
             history: VecDeque::new(),
             early: VecDeque::new(),
@@ -173,7 +186,12 @@ impl Group {
     }
 
     /// Takes the next place in the sequence of collectives, and completes the call's signature.
-    pub(crate) fn begin(&mut self, signature: &mut Signature) -> u64 {
+    ///
+    /// Whoever has finished a call knows that all ranks made the calls before it. Most calls cannot be finished before every
+    /// rank was heard in them; the root of a broadcast hears nobody. So the others send it a word when they enter, and it
+    /// sends nothing in a broadcast that follows another before it has heard all of them: those words of the call before if
+    /// it was the root there too, else those of this call.
+    pub(crate) fn begin(&mut self, signature: &mut Signature) -> Begun {
         call::stamp(signature, self.past);
         self.past = call::remember(signature);
         let sequence = self.next_sequence;
@@ -182,7 +200,18 @@ impl Group {
             self.history.pop_front();
         }
         self.history.push_back((sequence, *signature));
-        sequence
+        let (me, root) = (self.shared.rank, call::broadcast_root(signature));
+        let heard = match (std::mem::replace(&mut self.last_root, root), root) {
+            (Some(before), Some(root)) if root == me => sequence + u64::from(before != me),
+            _ => 0,
+        };
+        Begun { sequence, heard, tell: root.filter(|&root| root != me) }
+    }
+
+    /// The first member, by its world rank, that is not known to have entered so many collectives.
+    pub(crate) fn unheard(&self, calls: u64) -> Option<usize> {
+        let others = self.shared.members.iter().enumerate().filter(|&(rank, _)| rank != self.shared.rank);
+        others.map(|(_, &member)| member).find(|&member| self.entered[member] < calls)
     }
 
     /// What this rank called at a place of the sequence, if it is remembered.

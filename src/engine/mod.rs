@@ -447,12 +447,12 @@ impl Engine {
             // A communicator is registered as long as a handle of it exists, and the caller has one.
             unreachable!("communicator {} is not registered", comm.id);
         };
-        let sequence = group.begin(&mut signature);
+        let begun = group.begin(&mut signature);
         let shared = Arc::clone(comm);
         let start = Start {
             prepared,
             shared,
-            sequence,
+            begun,
             signature,
             operation,
             raw_size,
@@ -465,7 +465,7 @@ impl Engine {
         // SAFETY: the caller keeps the buffers until the operation is finished, and `finish_locked` retires the run.
         let run = unsafe { Run::start(start) };
         let id = core.enter(Entry { operation: Operation::Collective(run), timeouts });
-        let result = self.begin(core, comm, sequence, id);
+        let result = self.begin(core, comm, begun.sequence, id);
         match result {
             Ok(()) => Ok(id),
             Err(failure) => {
@@ -497,7 +497,11 @@ impl Engine {
         core.advance(id, &lines)?;
         let Core { table, communicators, .. } = core;
         match (table.run(id), communicators.get(&comm.id)) {
-            (Some(run), Some(group)) if !run.finished() => run.grant(&lines, |peer| group.is_crowded(peer)),
+            (Some(run), Some(_)) if run.finished() => run.tell(&lines),
+            (Some(run), Some(group)) => {
+                run.tell(&lines)?;
+                run.grant(&lines, |peer| group.is_crowded(peer))
+            }
             _ => Ok(()),
         }
     }

@@ -8,6 +8,9 @@ impl Run {
     /// The first peer that an unfinished step waits for, in world ranks, with the bytes it has sent for this operation and
     /// whether it is known to have entered.
     pub(crate) fn waits_for(&self) -> Option<(usize, u64, bool)> {
+        if let Some(peer) = self.unheard {
+            return Some((peer, 0, false));
+        }
         let from =
             (self.first..self.steps.len()).filter(|&i| !self.steps[i].finished).find_map(|i| match &self
                 .prepared
@@ -60,6 +63,9 @@ impl Run {
     pub(crate) fn progress(&self) -> String {
         use std::fmt::Write;
         let mut text = String::new();
+        if let Some(peer) = self.unheard {
+            let _ = write!(text, "; rank {peer} has not entered the broadcast before, as far as is known");
+        }
         for i in (self.first..self.steps.len()).filter(|&i| !self.steps[i].finished) {
             let (state, length) = (&self.steps[i], self.prepared.lengths[i]);
             let what = match &self.prepared.plan.steps[i].action {
@@ -83,6 +89,10 @@ impl Run {
 
     /// Adds the world ranks that unfinished steps receive from to `peers`, and those they send to to `sends`.
     pub(crate) fn needs(&self, receives: &mut [bool], sends: &mut [bool]) {
+        if let Some(peer) = self.unheard {
+            receives[peer] = true;
+            return;
+        }
         for i in (self.first..self.steps.len()).filter(|&i| !self.steps[i].finished) {
             match &self.prepared.plan.steps[i].action {
                 Action::Send { to, .. } => sends[self.shared.members[*to]] = true,

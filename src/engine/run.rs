@@ -7,6 +7,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     block::Block,
+    core::Begun,
     health::Failure,
     landing::Early,
     lines::Lines,
@@ -30,6 +31,11 @@ pub(crate) struct Run {
     pub(crate) prepared: Arc<Prepared>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) sequence: u64,
+    /// Nothing is sent before all others have entered so many calls.
+    pub(crate) heard: u64,
+    /// Of those who have not, the first, by its world rank.
+    pub(crate) unheard: Option<usize>,
+    tell: Option<usize>,
     pub(crate) signature: Signature,
     /// The call's name, for errors.
     pub(crate) operation: &'static str,
@@ -94,7 +100,7 @@ pub(super) struct PeerState {
 pub(crate) struct Start {
     pub(crate) prepared: Arc<Prepared>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) sequence: u64,
+    pub(crate) begun: Begun,
     pub(crate) signature: Signature,
     pub(crate) operation: &'static str,
     pub(crate) raw_size: usize,
@@ -178,14 +184,26 @@ impl Run {
             let peer = self.shared.members[from];
             let wants = self.prepared.inbound[from] > GRANT_THRESHOLD
                 || (!self.prepared.endpoints[from].is_empty() && short(peer));
-            if !wants || self.peers[from].told {
-                continue;
+            if wants {
+                self.tell_entered(lines, from)?;
             }
-            self.peers[from].told = true;
-            let header = Header { flags: 0, ..self.header(lines, peer, MessageKind::Grant, 0, 0) };
-            lines.post(peer, &header)?;
         }
         Ok(())
+    }
+
+    /// Tells the root of a broadcast, which would not hear of us otherwise, that we have entered.
+    pub(crate) fn tell(&mut self, lines: &Lines<'_>) -> Result<(), Failure> {
+        self.tell.map_or(Ok(()), |root| self.tell_entered(lines, root))
+    }
+
+    fn tell_entered(&mut self, lines: &Lines<'_>, to: usize) -> Result<(), Failure> {
+        if self.peers[to].told {
+            return Ok(());
+        }
+        self.peers[to].told = true;
+        let peer = self.shared.members[to];
+        let header = Header { flags: 0, ..self.header(lines, peer, MessageKind::Grant, 0, 0) };
+        lines.post(peer, &header).map(|_| ())
     }
 
     /// The peer (rank in the communicator) has entered the operation.
@@ -201,7 +219,10 @@ impl Run {
             steps,
             shared: start.shared,
             prepared: start.prepared,
-            sequence: start.sequence,
+            sequence: start.begun.sequence,
+            heard: start.begun.heard,
+            unheard: None,
+            tell: start.begun.tell,
             signature: start.signature,
             operation: start.operation,
             moved: false,
@@ -222,7 +243,10 @@ impl Run {
     fn reset(&mut self, start: Start) {
         self.prepared = start.prepared;
         self.shared = start.shared;
-        self.sequence = start.sequence;
+        self.sequence = start.begun.sequence;
+        self.heard = start.begun.heard;
+        self.unheard = None;
+        self.tell = start.begun.tell;
         self.signature = start.signature;
         self.operation = start.operation;
         self.moved = false;

@@ -187,6 +187,15 @@ fn every_pair_of_calls_on_four_ranks_fails_on_all() {
     all_pairs(Links::Local, 4, Barrier);
 }
 
+/// A broadcast's root hears of nobody in it, and yet knows in its next broadcast.
+#[test]
+fn a_broadcast_is_a_call_that_knows_too() {
+    all_pairs(Links::Local, 2, BroadcastFromFirst);
+    all_pairs(Links::Local, 3, BroadcastFromFirst);
+    all_pairs(Links::Local, 3, BroadcastFromLast);
+    all_pairs(Links::Local, 4, BroadcastFromLastLong);
+}
+
 #[test]
 fn calls_that_differ_fail_over_tcp_too() {
     let pairs = [
@@ -199,7 +208,7 @@ fn calls_that_differ_fail_over_tcp_too() {
     ];
     for size in 2..=4 {
         for (index, (odd, even)) in pairs.into_iter().enumerate() {
-            for next in [Barrier, AllGather, ReduceScatter, Split] {
+            for next in [Barrier, AllGather, ReduceScatter, BroadcastFromFirst, BroadcastFromLast, Split] {
                 group(Links::Tcp(1 + index % 2), size, move |comm| {
                     disagree(&comm, index % comm.size(), odd, even, next);
                 });
@@ -212,7 +221,9 @@ fn calls_that_differ_fail_over_tcp_too() {
 #[test]
 fn a_call_that_only_sends_is_followed_by_one_that_knows() {
     for size in 3..=5 {
-        for next in [Barrier, AllReduce, AllGather, AllReduceLong, Split] {
+        for next in
+            [Barrier, AllReduce, AllGather, AllReduceLong, BroadcastFromFirst, BroadcastFromLast, Split]
+        {
             for _ in 0..5 {
                 group(Links::Local, size, move |comm| {
                     disagree(&comm, comm.size() - 1, BroadcastFromLast, BroadcastFromFirst, next);
@@ -250,17 +261,14 @@ fn a_split_and_a_gather_of_the_same_bytes_are_not_the_same_call() {
 }
 
 #[test]
-fn what_a_late_rank_calls_is_compared_however_far_the_others_are() {
-    // The root runs ahead as far as it may, then the other rank enters with another call.
-    for ahead in [1, 100, 1000] {
+fn what_a_late_rank_calls_is_compared_with_what_is_long_over() {
+    for next in [Barrier, BroadcastFromFirst, BroadcastFromLast] {
         group(Links::Local, 2, move |comm| {
             if comm.rank() == 0 {
-                let mut result = Ok(());
-                for _ in 0..ahead {
-                    result = result.and_then(|()| comm.broadcast(&mut [1_u32], 0));
-                }
+                // Returns before the other rank has entered.
+                comm.broadcast(&mut [1_u32], 0).unwrap();
                 comm.send(&[0_u8], 1, 0).unwrap();
-                let error = result.and_then(|()| comm.barrier()).unwrap_err();
+                let error = next.make(&comm).unwrap_err();
                 assert!(matches!(error, Error::Mismatch { sequence: 0, .. }), "{error}");
             } else {
                 comm.recv(&mut [0_u8], 0, 0).unwrap();
@@ -269,6 +277,38 @@ fn what_a_late_rank_calls_is_compared_however_far_the_others_are() {
             }
         });
     }
+}
+
+/// Also where the roots take turns: none sends before it knows that all the others made the call before.
+#[test]
+fn roots_that_take_turns_reach_everybody_in_order() {
+    for size in 2..=5 {
+        group(Links::Tcp(1), size, move |comm| {
+            for turn in 0..400 {
+                let root = [0, turn % size, turn / 7 % size][turn % 3];
+                let mut data = [if comm.rank() == root { turn as u64 } else { 0 }; 3];
+                comm.broadcast(&mut data, root).unwrap();
+                assert_eq!(data, [turn as u64; 3]);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_root_waits_for_who_is_late_no_longer_than_the_deadline() {
+    let configure = |config: raccl::Config| config.late_timeout(Duration::from_millis(300));
+    configured_group(Links::Tcp(1), 2, configure, |comm| {
+        if comm.rank() == 0 {
+            comm.broadcast(&mut [1_u8], 0).unwrap();
+            let error = comm.broadcast(&mut [1_u8], 0).unwrap_err();
+            let Error::Timeout { peer: 1, detail, .. } = &error else { panic!("{error}") };
+            assert!(detail.contains("rank 1 has not entered the broadcast before"), "{error}");
+        } else {
+            // As long as it takes until the root has given up.
+            let error = comm.recv(&mut [0_u8], 0, 0).unwrap_err();
+            assert!(matches!(error, Error::Remote { .. } | Error::Timeout { .. }), "{error}");
+        }
+    });
 }
 
 #[test]
