@@ -43,6 +43,7 @@ struct Wishes {
 struct Cables {
     matrix: DeviceMatrix,
     library: Option<PathBuf>,
+    signals: bool,
     /// Without them there is no group.
     required: bool,
     /// How long connecting them may take.
@@ -87,6 +88,7 @@ impl Config {
         let cables = cables.map(|matrix| Cables {
             matrix: if resolved.prefer_ring { matrix.neighbours_only() } else { matrix },
             library: resolved.verbs_library,
+            signals: resolved.signals,
             required,
             patience,
         });
@@ -217,7 +219,13 @@ fn connect_links(joined: Joined, recipe: Recipe, until: Instant) -> Result<Commu
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, cores[rank]);
     let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
-    assemble(parts, Arc::new(topology), timeouts, Lineage::Processes { charter: Box::new(charter), recipe })
+    let watched = matrix.is_some() && cables.is_some_and(|cables| cables.signals);
+    let lineage = Lineage::Processes { charter: Box::new(charter), recipe };
+    let comm = assemble(parts, Arc::new(topology), timeouts, lineage)?;
+    if watched {
+        verbs::on_signal(Arc::new(comm.engine().ending()));
+    }
+    Ok(comm)
 }
 
 /// The same for a group that follows a failed one.
@@ -263,6 +271,7 @@ fn connect_cables(
         matrix,
         library: cables.library.as_ref(),
         options,
+        signals: cables.signals,
         until,
     };
     match verbs::connect(&request, joined.data.iter().map(|sockets| sockets.first()).collect()) {

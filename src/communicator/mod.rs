@@ -189,7 +189,7 @@ impl Communicator {
         Communicator { inner: Arc::new(Inner { engine, shared, planner, lineage }), timeouts }
     }
 
-    fn engine(&self) -> &Engine {
+    fn engine(&self) -> &Arc<Engine> {
         &self.inner.engine
     }
 

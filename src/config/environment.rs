@@ -44,6 +44,7 @@ impl Config {
     /// | `RACCL_VERBS_CHECKSUM` | [`Config::verbs_checksum`]: `1` or `0` |
     /// | `RACCL_VERBS_BULK` | [`Config::verbs_bulk`]: `64K*8` |
     /// | `RACCL_VERBS_KEEP_ALIVE` | [`Config::verbs_keep_alive`]: `20s`, `0` |
+    /// | `RACCL_SIGNALS` | [`Config::signals`]: `1` or `0` |
     /// | `RACCL_TIMEOUT`, `RACCL_LATE_TIMEOUT`, `RACCL_CONNECT_TIMEOUT` | [`Config::timeout`] and its like: `30s`, `250ms`, `0` |
     /// | `RACCL_ALGORITHM` | [`Config::algorithm`] |
     /// | `RACCL_JOB` | [`Config::job`] |
@@ -134,6 +135,7 @@ fn read_raccl(environment: &Environment, config: &mut Config) -> Result<()> {
     config.verbs_library = environment.path("RACCL_VERBS_LIBRARY");
     config.verbs_transport = environment.parsed("RACCL_VERBS_TRANSPORT", str::parse::<VerbsTransport>)?;
     overwrite(&mut config.verbs_checksum, environment.parsed("RACCL_VERBS_CHECKSUM", parse::boolean)?);
+    overwrite(&mut config.signals, environment.parsed("RACCL_SIGNALS", parse::boolean)?);
     overwrite(&mut config.verbs_keep_alive, environment.parsed("RACCL_VERBS_KEEP_ALIVE", parse::duration)?);
     config.verbs_bulk = environment.parsed("RACCL_VERBS_BULK", |text| text.parse::<Bulk>().map(Ok))?;
     overwrite(&mut config.timeout, environment.parsed("RACCL_TIMEOUT", parse::duration)?);

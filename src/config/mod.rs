@@ -82,6 +82,7 @@ pub struct Config {
     verbs_library: Option<Setting<PathBuf>>,
     verbs_transport: Option<Setting<VerbsTransport>>,
     verbs_checksum: Setting<bool>,
+    signals: Setting<bool>,
     verbs_bulk: Option<Setting<StdResult<Bulk, String>>>,
     verbs_keep_alive: Setting<Duration>,
     job: Option<Setting<String>>,
@@ -134,6 +135,7 @@ impl Config {
             verbs_library: None,
             verbs_transport: None,
             verbs_checksum: Setting::default(false),
+            signals: Setting::default(true),
             verbs_bulk: None,
             verbs_keep_alive: Setting::default(Duration::from_secs(20)),
             job: None,
@@ -405,6 +407,21 @@ impl Config {
     /// ```
     pub fn verbs_keep_alive(mut self, every: Duration) -> Config {
         self.verbs_keep_alive = Setting::new("Config::verbs_keep_alive", every);
+        self
+    }
+
+    /// Whether SIGTERM and SIGINT wait, a second at most, until the RDMA devices of this process are free again, because some
+    /// drivers do not get back what a killed process held. By default so. While a device is open, and only then, there is a
+    /// handler for each of these signals that has none yet: it ends the calls of all groups that have cables, frees the
+    /// devices, and then lets the signal end the process as it would have. A second signal ends it at once. A handler of the
+    /// program's own, or a signal that it ignores, stays as it is: such a program closes its groups itself, or ends them by
+    /// [`Communicator::abort_handle`](crate::Communicator::abort_handle) and drops them.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().signals(false);
+    /// ```
+    pub fn signals(mut self, watched: bool) -> Config {
+        self.signals = Setting::new("Config::signals", watched);
         self
     }
 

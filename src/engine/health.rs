@@ -345,6 +345,10 @@ impl Failure {
             Failure::Panicked { message } => Error::OperationPanicked { operation, rank, message },
             Failure::System { what, source } => Error::System { what, rank, source },
             Failure::Remote(RemoteCause { origin, kind, message }) => match kind {
+                // Its own last words.
+                CauseKind::PeerLost { peer } if peer != rank && peer == origin => {
+                    Error::PeerLost { operation, rank, peer, reason: message, detail: record(), source: None }
+                }
                 CauseKind::PeerLost { peer } if peer != rank => {
                     let reason = format!("as rank {origin} found");
                     let source = Some(Cause::new(io::Error::other(message)));

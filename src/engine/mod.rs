@@ -11,6 +11,7 @@ mod drive;
 mod fold;
 mod health;
 mod landing;
+mod leave;
 mod lines;
 mod message;
 mod numbers;
@@ -30,7 +31,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -63,9 +64,6 @@ use crate::{
     os::Waker,
     reduce::Reducer,
 };
-
-/// How long leaving waits for the peers to confirm.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Moves the bytes of all communicators of one group.
 pub(crate) struct Engine {
@@ -359,69 +357,6 @@ impl Engine {
     /// What [`Engine::abort`] does, for where no lock may be taken.
     pub(crate) fn abort_handle(&self) -> Trigger {
         self.control.trigger(self.rank)
-    }
-
-    /// Says goodbye, reads what peers still sent, and closes. Returns the error that the group had failed with before.
-    pub(crate) fn leave(&self) -> Result<()> {
-        let mut core = self.core.lock();
-        if std::mem::replace(&mut core.left, true) {
-            return Ok(());
-        }
-        // What happens from here on is no failure of this rank: others may still have needed it, and may say so.
-        let result = self.health.error("close").map_or(Ok(()), Err);
-        if result.is_err() {
-            self.collapse(&mut core, "close");
-        } else {
-            let until = Instant::now() + FAREWELL;
-            // Also to those who have left: they may be waiting for their own answers still.
-            let peers: Vec<usize> = (0..self.size).filter(|&peer| peer != self.rank).collect();
-            peers.iter().for_each(|&peer| self.control.goodbye(peer));
-            for &peer in &peers {
-                let Some(sent) = self.health.wait_answer(peer, until) else { continue };
-                if let Some(receiver) = &mut core.receivers[peer] {
-                    receiver.cancel();
-                    while !receiver.drain(&sent) && Instant::now() < until {
-                        std::thread::yield_now();
-                    }
-                }
-            }
-            for (peer, sender) in self.senders.iter().enumerate() {
-                if let Some(sender) = sender
-                    && (sender.cables().is_none() || !self.health.departed(peer))
-                {
-                    sender.shutdown();
-                }
-            }
-            self.confirm(until);
-        }
-        self.control.close();
-        core.receivers.iter_mut().for_each(|receiver| *receiver = None);
-        self.senders.iter().flatten().for_each(Sender::release);
-        result
-    }
-
-    /// Waits until what was sent over cables has arrived: what is under way is lost once this side lets go of a cable.
-    fn confirm(&self, until: Instant) {
-        /// How long after a question the next one follows.
-        const PAUSE: Duration = Duration::from_millis(2);
-        for (peer, sender) in self.senders.iter().enumerate() {
-            let Some(cables) = sender.as_ref().and_then(Sender::cables) else { continue };
-            let sent = cables.sent();
-            loop {
-                self.control.ask(peer);
-                if self.health.wait_arrived(peer, &sent, Instant::now() + PAUSE) {
-                    break;
-                }
-                if Instant::now() >= until {
-                    tracing::warn!(
-                        rank = self.rank,
-                        peer,
-                        "leaving before the last bytes are known to have arrived"
-                    );
-                    break;
-                }
-            }
-        }
     }
 
     unsafe fn submit_locked(

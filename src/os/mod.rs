@@ -8,6 +8,7 @@ mod poll;
 pub(crate) mod rdma;
 mod silence;
 mod socket;
+pub(crate) mod termination;
 pub(crate) mod user;
 mod waker;
 

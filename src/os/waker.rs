@@ -167,7 +167,7 @@ fn set_flags(fd: RawFd, command: libc::c_int, flags: libc::c_int) -> io::Result<
 }
 
 /// Does something after which `errno` is as it was: a signal handler may have interrupted somebody who is about to read it.
-fn keep_errno(body: impl FnOnce()) {
+pub(super) fn keep_errno(body: impl FnOnce()) {
     #[cfg(target_os = "linux")]
     // SAFETY: takes no argument and has no precondition; the result is this thread's own variable.
     let errno = unsafe { libc::__errno_location() };

@@ -81,11 +81,15 @@ impl Fleet {
         variables: &[(&str, String)],
     ) -> Fleet {
         let spec = Layout::mesh().cables(1 + random.below(3)).latency_ns(2000).spec(size);
-        Fleet::start_on(Some(Emulation::create(&spec).unwrap()), name, size, variables)
+        let emulation = Emulation::create(&spec).unwrap();
+        let mut fleet = Fleet::start_on(Some(&emulation), name, size, variables);
+        fleet.emulation = Some(emulation);
+        fleet
     }
 
-    fn start_on(
-        emulation: Option<Emulation>,
+    /// Starts ranks that are the machines of an emulation, if there is one.
+    pub(crate) fn start_on(
+        emulation: Option<&Emulation>,
         name: &str,
         size: usize,
         variables: &[(&str, String)],
@@ -94,12 +98,10 @@ impl Fleet {
         let commands = (0..size).map(|rank| {
             let mut command = rank_command(name, rank, size, &coordinator);
             command.envs(variables.iter().map(|(name, value)| (name, value)));
-            command.envs(emulation.as_ref().map(|emulation| machine(emulation, rank)).into_iter().flatten());
+            command.envs(emulation.map(|emulation| machine(emulation, rank)).into_iter().flatten());
             command
         });
-        let mut fleet = Fleet::run(commands.collect());
-        fleet.emulation = emulation;
-        fleet
+        Fleet::run(commands.collect())
     }
 
     /// Starts ranks by commands of the test's own, in rank order.

@@ -14,4 +14,5 @@ mod operations;
 mod pauses;
 mod proxy;
 mod shrinks;
+mod signals;
 mod vanish;

@@ -21,6 +21,7 @@ use super::{
     crc32c::crc32c,
     device::{Device, Examined, MOST_SLOTS, NewLane},
     ends::{Cables, Inlet, Outlet},
+    hold::{self, Hold},
     keeper,
     lane::{Class, Lane, PORT, Parts},
     plan,
@@ -40,6 +41,8 @@ pub(crate) struct Request<'a> {
     pub(crate) matrix: &'a DeviceMatrix,
     pub(crate) library: Option<&'a PathBuf>,
     pub(crate) options: Options,
+    /// Devices are freed when SIGTERM or SIGINT ends the process.
+    pub(crate) signals: bool,
     pub(crate) until: Instant,
 }
 
@@ -63,14 +66,22 @@ pub(crate) fn connect(
     request: &Request<'_>,
     sockets: Vec<Option<&TcpStream>>,
 ) -> Result<Vec<Option<(Sender, Receiver)>>, Failure> {
+    let hold = Hold::new(request.signals);
     let mut rounds = Rounds::new(sockets, request.until + PATIENCE + TOKEN);
     let size = request.matrix.size();
-    let mut opened = open(request);
+    let mut opened = match &hold {
+        Ok(_) => open(request),
+        Err(error) => Err(Trouble { reason: format!("signals cannot be watched: {error}"), source: None }),
+    };
     let offers = agree(request.rank, &mut rounds, &opened, |ends, peer| {
         ends.iter().filter(|end| end.peer == peer).map(End::offer).collect()
     })?;
     let ends = opened.as_mut().map(std::mem::take).unwrap_or_default();
-    let lanes = meet(request, ends, &offers);
+    let lanes = match &hold {
+        Ok(hold) => meet(request, ends, &offers, hold),
+        // Everybody has been told in the first round.
+        Err(_) => Ok(Vec::new()),
+    };
     agree(request.rank, &mut rounds, &lanes, |_, _| ())?;
     let lanes = lanes.unwrap_or_default();
     let proved = prove(request, &lanes).and_then(|()| keep_alive(request, &lanes));
@@ -224,6 +235,7 @@ fn meet(
     request: &Request<'_>,
     ends: Vec<End>,
     offers: &[Option<Vec<Offer>>],
+    hold: &Arc<Hold>,
 ) -> Result<Vec<Joined>, Trouble> {
     let mut lanes = Vec::with_capacity(ends.len());
     for end in ends {
@@ -234,12 +246,12 @@ fn meet(
             return Err(Trouble { reason, source: None });
         };
         let megabits = end.megabits.min(offer.megabits);
-        lanes.push(Joined { peer, megabits, lane: Arc::new(join(request, end, offer)?) });
+        lanes.push(Joined { peer, megabits, lane: Arc::new(join(request, end, offer, hold)?) });
     }
     Ok(lanes)
 }
 
-fn join(request: &Request<'_>, end: End, offer: &Offer) -> Result<Lane, Trouble> {
+fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Result<Lane, Trouble> {
     let End { peer, index, device, gid_index, mtu, new, .. } = end;
     let cable = format!("{index} from {device} of rank {} to {} of rank {peer}", request.rank, offer.device);
     let route = Route { port: PORT, gid_index, mtu: mtu.min(offer.mtu) };
@@ -283,7 +295,7 @@ fn join(request: &Request<'_>, end: End, offer: &Offer) -> Result<Lane, Trouble>
         in_number: number(request.epoch, peer, request.rank, index),
         sums: request.options.sums,
     };
-    Lane::new(parts).map_err(|error| trouble(&error))
+    Lane::new(parts, Arc::clone(hold)).map_err(|error| trouble(&error))
 }
 
 /// Tells a direction of a cable from all others, of this group and of others.
@@ -302,6 +314,7 @@ fn prove(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
     let mut moved = Instant::now();
     let mut tokens: Vec<Token> = lanes.iter().map(|joined| Token::new(&joined.lane)).collect();
     while tokens.iter().any(|token| !token.is_through()) {
+        hold::check().map_err(|error| Trouble { reason: error.to_string(), source: None })?;
         for token in &mut tokens {
             if token.step().map_err(|error| trouble(&error))? {
                 moved = Instant::now();

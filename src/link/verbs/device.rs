@@ -12,7 +12,7 @@ use raccl_sys::{
 };
 
 use super::{
-    Options,
+    Options, hold,
     lane::{FRAME, PORT},
     plan::{Budget, Share},
 };
@@ -171,7 +171,9 @@ impl Device {
 fn wait_for_gid(context: &Context, until: Instant) -> Result<GidEntry, Error> {
     loop {
         match context.ipv4_gid(PORT) {
-            Err(Error::NoIpv4Gid { .. }) if Instant::now() < until => thread::sleep(LOOK),
+            Err(Error::NoIpv4Gid { .. }) if Instant::now() < until && hold::check().is_ok() => {
+                thread::sleep(LOOK);
+            }
             result => return result,
         }
     }

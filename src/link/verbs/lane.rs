@@ -17,7 +17,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -26,6 +29,7 @@ use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSen
 
 use super::{
     crc32c::crc32c_raw,
+    hold::Hold,
     packet::{Kind, PACKET_BYTES, Packet},
     source::Source,
 };
@@ -99,6 +103,8 @@ pub(crate) struct Lane {
     parts: Parts,
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
+    /// Dropped after all else.
+    _hold: Arc<Hold>,
 }
 
 #[derive(Default)]
@@ -138,7 +144,7 @@ struct Arrived {
 
 impl Lane {
     /// A lane of queue pairs that are ready and have no receives yet. Posts them all.
-    pub(super) fn new(parts: Parts) -> Result<Lane, LinkError> {
+    pub(super) fn new(parts: Parts, hold: Arc<Hold>) -> Result<Lane, LinkError> {
         let rx = Rx {
             turns: [0; 2],
             arrived: Default::default(),
@@ -147,7 +153,7 @@ impl Lane {
             idle: 0,
             looked: Instant::now(),
         };
-        let lane = Lane { parts, tx: Mutex::default(), rx: Mutex::new(rx) };
+        let lane = Lane { parts, tx: Mutex::default(), rx: Mutex::new(rx), _hold: hold };
         for (index, class) in lane.parts.classes.iter().enumerate() {
             for slot in 0..class.recv_slots {
                 lane.post_receive(index, slot)?;

@@ -2,12 +2,13 @@
 //!
 //! [`lane`] is one cable as an ordered, reliable pipe of bytes; striping makes messages of one cable or several as it does of
 //! sockets. [`plan`] counts what devices are asked for, [`device`] opens them, and [`bring_up`] connects all cables of a group.
-//! [`keeper`] keeps them alive.
+//! [`keeper`] keeps them alive, and [`hold`] frees them when a signal ends the process.
 
 mod bring_up;
 mod crc32c;
 mod device;
 mod ends;
+mod hold;
 mod keeper;
 mod lane;
 mod packet;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::VerbsTransport;
 pub(crate) use bring_up::{Failure, Request, connect};
 pub(crate) use ends::{Cables, Inlet, Outlet};
+pub(crate) use hold::{End, on_signal};
 
 /// How cables are used; the same on both sides of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,13 +5,16 @@ use std::{
     io::{self, Read, Write},
     net::TcpStream,
     os::fd::AsRawFd,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 
+use super::hold;
 use crate::os::{PollFd, poll};
 
+/// How often a signal that ends the process is looked for.
+const LOOK: Duration = Duration::from_millis(50);
 /// No answer is longer.
 const LONGEST: usize = 1 << 20;
 
@@ -74,7 +77,8 @@ impl<'a> Rounds<'a> {
             false => PollFd::readable(talk.socket.as_raw_fd()),
         };
         let mut fds: Vec<PollFd> = open.iter().map(wait).collect();
-        poll(&mut fds, Some(rest)).map(drop).map_err(|source| lost(first.peer, source))
+        hold::check().map_err(|source| lost(first.peer, source))?;
+        poll(&mut fds, Some(rest.min(LOOK))).map(drop).map_err(|source| lost(first.peer, source))
     }
 }
 
@@ -157,7 +161,7 @@ fn lost(peer: usize, source: io::Error) -> Lost {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, thread, time::Duration};
+    use std::{net::TcpListener, thread};
 
     use super::*;
 
