@@ -10,9 +10,6 @@ use super::{
 };
 use crate::link::{Header, MessageKind};
 
-/// Bytes stored for communicators that do not exist here yet.
-const LIMBO_BYTES: usize = 16 << 20;
-
 impl Core {
     /// Decides where the payload behind a header goes.
     pub(crate) fn header(&mut self, peer: usize, header: Header, lines: &Lines<'_>) -> Result<(), Failure> {
@@ -93,7 +90,7 @@ impl Core {
     pub(crate) fn store(&mut self, stored: Stored, lines: &Lines<'_>) -> Result<(), Failure> {
         let Some(group) = self.communicators.get_mut(&stored.header.comm) else {
             if !self.numbers.is_over(stored.header.comm) {
-                self.limbo.push(stored);
+                self.limbo.keep(stored);
             }
             return Ok(());
         };
@@ -114,9 +111,6 @@ impl Core {
 
     /// Takes what came for a communicator before it was made here.
     pub(crate) fn leave_limbo(&mut self, comm: u32, lines: &Lines<'_>) -> Result<(), Failure> {
-        let (waiting, rest) =
-            std::mem::take(&mut self.limbo).into_iter().partition(|s| s.header.comm == comm);
-        self.limbo = rest;
         // What is landing for it right now is counted as if it had come later.
         for peer in 0..self.incoming.len() {
             if let Incoming::Store(header, _) = &self.incoming[peer]
@@ -127,8 +121,7 @@ impl Core {
                 self.hold(&header, peer, lines)?;
             }
         }
-        let waiting: Vec<Stored> = waiting;
-        for stored in waiting {
+        for stored in self.limbo.take(comm..=comm) {
             let peer = stored.peer;
             self.take_credit(peer, &stored.header, lines)?;
             match stored.header.kind {
@@ -366,14 +359,7 @@ impl Core {
             self.incoming[peer] = Incoming::Discard;
             return Ok(());
         }
-        let bytes: usize = self
-            .limbo
-            .iter()
-            .filter(|stored| stored.peer == peer)
-            .map(|stored| stored.payload.len() + 64)
-            .sum();
-        let fits = header.length <= BUDGET as u64 && bytes + header.length as usize <= LIMBO_BYTES;
-        if !fits {
+        if !self.limbo.has_room(peer, header.length) {
             return Err(broken(
                 peer,
                 lines,

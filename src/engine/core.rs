@@ -12,6 +12,7 @@ use super::{
     call,
     health::{Failure, STATUSES},
     landing::Place,
+    limbo::Limbo,
     message::{RecvOperation, SendOperation},
     numbers::Numbers,
     recorder::Recorder,
@@ -44,7 +45,7 @@ pub(crate) struct Core {
     /// Few, and looked up for every message: a tree of them is faster than a hash.
     pub(crate) communicators: BTreeMap<u32, Group>,
     /// Messages for communicators that this rank has not made yet.
-    pub(crate) limbo: Vec<Stored>,
+    pub(crate) limbo: Limbo,
     pub(crate) numbers: Numbers,
     pub(crate) table: Table,
     pub(super) recorder: Recorder,

@@ -12,6 +12,7 @@ mod fold;
 mod health;
 mod landing;
 mod leave;
+mod limbo;
 mod lines;
 mod message;
 mod numbers;
@@ -42,6 +43,7 @@ pub(crate) use self::shared::BUDGET;
 use self::{
     core::{Core, Entry, Incoming, Operation, Stored, Table},
     health::Failure,
+    limbo::Limbo,
     lines::Lines,
     message::{RecvOperation, RecvState, SendOperation, SendState, sign},
     numbers::Numbers,
@@ -124,7 +126,7 @@ impl Engine {
             incoming: (0..size).map(|_| Incoming::Nothing).collect(),
             closed: vec![None; size],
             communicators: Default::default(),
-            limbo: Vec::new(),
+            limbo: Limbo::new(size),
             numbers: Numbers::new(size, parts.rank),
             table: Table::default(),
             recorder: Recorder::new(),

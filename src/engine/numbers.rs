@@ -5,6 +5,8 @@
 //! lower. A new communicator takes the number that its leader brought along; which member leads is a function of the split.
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 /// What a rank knows about the numbers of communicators.
 pub(crate) struct Numbers {
     world: usize,
@@ -55,6 +57,16 @@ impl Numbers {
     pub(crate) fn is_over(&self, number: u32) -> bool {
         let (leader, counter) = self.parts(number);
         self.splitting == 0 && self.known.get(leader).is_some_and(|&known| counter < known)
+    }
+
+    /// All numbers that [are over](Numbers::is_over), one range a leader.
+    pub(crate) fn over(&self) -> impl Iterator<Item = RangeInclusive<u32>> {
+        let known = self.known.iter().enumerate().filter(|&(_, &known)| self.splitting == 0 && known > 0);
+        // Rank and counter together have 32 bits.
+        known.map(|(leader, known)| {
+            let first = (leader as u64) << self.bits();
+            first as u32..=(first | (known - 1)) as u32
+        })
     }
 
     /// True if `leader` may have brought this number along.
@@ -114,5 +126,22 @@ mod tests {
         assert!(numbers.is_over(first));
         assert!(!numbers.is_over(second + 1));
         assert!(!numbers.is_over(u32::MAX), "of a rank that does not exist");
+    }
+
+    #[test]
+    fn the_ranges_of_numbers_that_are_over_hold_those_and_no_others() {
+        let mut numbers = Numbers::new(3, 1);
+        assert_eq!(numbers.over().count(), 0);
+        let mut other = Numbers::new(3, 2);
+        let made: Vec<u32> = (0..5).filter_map(|_| other.begin_split()).collect();
+        numbers.made(made[3]);
+        numbers.made(0);
+        let all = made.iter().flat_map(|&number| [number - 1, number, number + 1]).chain([0, 1, u32::MAX]);
+        for number in all {
+            let over = numbers.over().any(|range| range.contains(&number));
+            assert_eq!(over, numbers.is_over(number), "{number:#x}");
+        }
+        numbers.begin_split().unwrap();
+        assert_eq!(numbers.over().count(), 0, "a split is under way");
     }
 }

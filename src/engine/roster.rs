@@ -57,6 +57,6 @@ impl Drop for Split<'_> {
         let core = &mut *self.engine.core.lock();
         core.numbers.end_split();
         // What came for a communicator that was dropped before this split ended.
-        core.limbo.retain(|stored| !core.numbers.is_over(stored.header.comm));
+        core.numbers.over().for_each(|numbers| drop(core.limbo.take(numbers)));
     }
 }

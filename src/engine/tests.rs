@@ -135,3 +135,14 @@ fn what_is_landing_when_its_communicator_is_made_is_counted() {
     assert!(engine.core.lock().payload(1, &engine.lines()).is_ok());
     assert_eq!(engine.core.lock().communicators[&comm].inbox[1].len(), 1);
 }
+
+/// As many as there are would take minutes if each were the slower the more have come.
+#[test]
+fn messages_for_nobody_are_bounded_however_small_they_are() {
+    let (engine, _peers) = among(2);
+    let of = |comm| Header { comm, ..header(MessageKind::Eager, 0, 0) };
+    // Of the 16 MiB that are kept, each takes 64 bytes.
+    let most = (16 << 20) / 64;
+    assert!((1..=most).all(|comm| arrives(&engine, of(comm)).is_ok()));
+    assert!(arrives(&engine, of(1)).is_err());
+}
