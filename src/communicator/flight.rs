@@ -7,7 +7,8 @@ use crate::engine::FlightRecord;
 impl Communicator {
     /// The last calls of this rank on all communicators of the group, the oldest first, with the progress of those in flight.
     /// For reports of hangs: ask on every rank (from another thread if all threads wait) and see who waits for whom. Errors
-    /// that end a group show the last calls too. Small messages that went out at once are not in it.
+    /// that end a group show the last calls too. Small messages that went out at once are not in it. Inside a user-defined
+    /// operation ([`Custom`](crate::Custom)) it is empty.
     ///
     /// ```
     /// # let comm = raccl::local_group(1)?.remove(0);

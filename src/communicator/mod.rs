@@ -28,7 +28,7 @@ pub use self::{
 };
 use self::{planner::Planner, shrink::Lineage};
 use crate::{
-    engine::{Engine, Shared, Timeouts},
+    engine::{Engine, Shared, Timeouts, refuse_inside},
     error::{Error, Result},
     link::LinkKind,
 };
@@ -161,7 +161,8 @@ impl Communicator {
     /// had. Nothing happens while other communicators of the group (clones, splits, duplicates) live.
     ///
     /// # Errors
-    /// The first cause of the group's failure.
+    /// The first cause of the group's failure; [`Error::InvalidArgument`] inside a user-defined operation
+    /// ([`Custom`](crate::Custom)), where this does no more than dropping the communicator.
     ///
     /// ```
     /// # let comm = raccl::Config::new().connect()?;
@@ -169,6 +170,7 @@ impl Communicator {
     /// # Ok::<(), raccl::Error>(())
     /// ```
     pub fn close(self) -> Result<()> {
+        refuse_inside("close", self.rank())?;
         let Communicator { inner, .. } = self;
         let Some(inner) = Arc::into_inner(inner) else { return Ok(()) };
         let engine = Arc::clone(&inner.engine);

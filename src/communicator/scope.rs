@@ -8,7 +8,7 @@ use std::{
 
 use super::{Communicator, collectives::Request};
 use crate::{
-    engine::OperationId,
+    engine::{OperationId, refuse_inside},
     error::Result,
     reduce::{Element, Operation},
 };
@@ -201,6 +201,8 @@ impl<T> Pending<'_, T> {
     /// # Errors
     /// Those of the operation.
     pub fn wait(self) -> Result<T> {
+        // Before the scope is told not to wait for it any more.
+        refuse_inside(self.operation, self.comm.rank())?;
         let mut finished = Ok(());
         for id in self.earlier {
             self.open.borrow_mut().retain(|&(open, _)| open != id);
@@ -216,6 +218,7 @@ impl<T> Pending<'_, T> {
     /// # Errors
     /// Those of a failed group.
     pub fn test(&self) -> Result<bool> {
+        refuse_inside(self.operation, self.comm.rank())?;
         let engine = self.comm.engine();
         for &id in &self.earlier {
             if !engine.test(id, self.operation)? {

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     bootstrap::reform::{Charter, Reformed, reform},
+    engine::refuse_inside,
     error::Result,
 };
 
@@ -76,6 +77,7 @@ impl Communicator {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn shrink(&self) -> Result<Communicator> {
+        refuse_inside("shrink", self.rank())?;
         let engine = self.engine();
         engine.give_up("shrink");
         match &*self.inner.lineage {

@@ -8,6 +8,7 @@ use crate::{
     engine::{
         Shared,
         call::{Call, CallKind},
+        refuse_inside,
     },
     error::Result,
 };
@@ -29,6 +30,7 @@ impl Communicator {
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Communicator>> {
         /// A rank's wishes on the wire: has a color, color, key, the number it brings along.
         type Wish = [u64; 4];
+        refuse_inside("split", self.rank())?;
         let engine = self.engine();
         let split = engine.begin_split()?;
         let mut wishes: Vec<Wish> = vec![[0; 4]; self.size()];

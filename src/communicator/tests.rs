@@ -207,3 +207,18 @@ fn no_chunk_size_changes_bits() {
         }
     }
 }
+
+/// Whoever is refused inside a user-defined operation has waited for nothing: the scope still does.
+#[test]
+fn what_may_not_be_waited_for_stays_in_its_scope() {
+    let comm = local_group(1).unwrap().remove(0);
+    let mut buffer = [0_u8; 3];
+    comm.scope(|scope| {
+        let pending = scope.recv(&mut buffer, 0, 9)?;
+        assert!(matches!(crate::engine::inside(|| pending.test()), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(crate::engine::inside(|| pending.wait()), Err(Error::InvalidArgument { .. })));
+        comm.send(b"abc", 0, 9)
+    })
+    .unwrap();
+    assert_eq!(&buffer, b"abc");
+}

@@ -8,11 +8,12 @@ use std::{
 use super::{
     health::Failure,
     prepare::{Landing, Prepared},
+    reentry::inside,
     run::{Run, next_boundary},
 };
 use crate::{
     plan::{Leaf, Span},
-    reduce::{Repr, Source},
+    reduce::{ReduceOp, Repr, Source},
 };
 
 impl Run {
@@ -107,6 +108,8 @@ impl Run {
         // SAFETY: every operand and the target lie in the run's buffers with `count` elements from there on, as `locate` says;
         // the plan keeps them equal or apart (proved by the plan verifier).
         let fold = || unsafe { reducer.fold(sources, target, to, finish, count) };
+        let custom = reducer.op() == ReduceOp::Custom;
+        let fold = || if custom { inside(fold) } else { fold() };
         catch_unwind(AssertUnwindSafe(fold)).map_err(|panic| {
             let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let message = message.or_else(|| panic.downcast_ref::<String>().cloned());

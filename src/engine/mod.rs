@@ -19,6 +19,7 @@ mod numbers;
 mod prepare;
 mod progress;
 mod recorder;
+mod reentry;
 mod roster;
 mod run;
 mod shared;
@@ -38,8 +39,6 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 
 pub use self::recorder::{FlightCall, FlightPeer, FlightRecord, FlightState};
-#[cfg(test)]
-pub(crate) use self::shared::BUDGET;
 use self::{
     core::{Core, Entry, Incoming, Operation, Stored, Table},
     health::Failure,
@@ -50,15 +49,19 @@ use self::{
     recorder::Recorder,
     run::{Run, Start},
     shared::EAGER_LIMIT,
+    unwind::Unwind,
 };
 pub(crate) use self::{
     core::{OperationId, Timeouts},
     drive::Policy,
     health::Health,
     prepare::Prepared,
+    reentry::refuse_inside,
     shared::Shared,
     trace::Trace,
 };
+#[cfg(test)]
+pub(crate) use self::{reentry::inside, shared::BUDGET};
 use crate::{
     bootstrap::control::{Control, Trigger},
     error::{Error, Result},
@@ -78,6 +81,8 @@ pub(crate) struct Engine {
     waker: Arc<Waker>,
     control: Control,
     policy: Policy,
+    /// Communicators whose last handle was dropped where the lock could not be taken.
+    dropped: Mutex<Vec<u32>>,
     /// A trace is written, so that every message is to go through the table of operations.
     traced: AtomicBool,
 }
@@ -151,6 +156,7 @@ impl Engine {
             waker: parts.waker,
             control: parts.control,
             policy: parts.policy,
+            dropped: Mutex::new(Vec::new()),
             traced: AtomicBool::new(false),
         }
     }
@@ -160,8 +166,11 @@ impl Engine {
         self.senders[peer].as_ref().map(Sender::kind)
     }
 
-    /// The last calls of this rank.
+    /// The last calls of this rank; none inside a user-defined operation.
     pub(crate) fn flight_record(&self) -> FlightRecord {
+        if reentry::is_inside() {
+            return FlightRecord { rank: self.rank, calls: Vec::new() };
+        }
         self.core.lock().flight_record(self.rank, &self.senders)
     }
 
@@ -190,7 +199,7 @@ impl Engine {
     /// what it writes, and the reducer's user function lives as long.
     pub(crate) unsafe fn collective(&self, comm: &Arc<Shared>, submission: Submission) -> Result<()> {
         let operation = submission.operation;
-        let _unwind = self.unwind(operation);
+        let _unwind = self.enter(comm, operation)?;
         let mut core = self.core.lock();
         // SAFETY: passed on; the operation is removed below before the call returns.
         let id = unsafe { self.submit_locked(&mut core, comm, submission) }?;
@@ -202,7 +211,7 @@ impl Engine {
     /// # Safety
     /// As [`Engine::collective`], until [`Engine::finish`] has returned.
     pub(crate) unsafe fn submit(&self, comm: &Arc<Shared>, submission: Submission) -> Result<OperationId> {
-        let _unwind = self.unwind(submission.operation);
+        let _unwind = self.enter(comm, submission.operation)?;
         let mut core = self.core.lock();
         // SAFETY: passed on.
         unsafe { self.submit_locked(&mut core, comm, submission) }
@@ -214,7 +223,7 @@ impl Engine {
     /// `message.pointer` is valid for reads of `message.length` bytes during the call, and nobody writes there.
     pub(crate) unsafe fn send(&self, comm: &Arc<Shared>, message: Message) -> Result<()> {
         let operation = message.operation;
-        let _unwind = self.unwind(operation);
+        let _unwind = self.enter(comm, operation)?;
         if let Some(error) = self.health.error(operation) {
             return Err(error);
         }
@@ -268,7 +277,7 @@ impl Engine {
     /// As [`Engine::send`], until [`Engine::finish`] has returned.
     pub(crate) unsafe fn submit_send(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
         let Message { peer, tag, pointer, length, operation, timeouts } = message;
-        let _unwind = self.unwind(operation);
+        let _unwind = self.enter(comm, operation)?;
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
         let state = if peer == self.rank { SendState::Done } else { SendState::Queued };
@@ -304,7 +313,7 @@ impl Engine {
     /// touches that memory.
     pub(crate) unsafe fn submit_recv(&self, comm: &Arc<Shared>, message: Message) -> Result<OperationId> {
         let Message { peer, tag, pointer, length, operation, timeouts } = message;
-        let _unwind = self.unwind(operation);
+        let _unwind = self.enter(comm, operation)?;
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
         let recv = RecvOperation {
@@ -341,6 +350,9 @@ impl Engine {
 
     /// Ends every call on every rank.
     pub(crate) fn abort(&self) {
+        if reentry::is_inside() {
+            return self.abort_handle().pull();
+        }
         self.health.fail(Failure::Aborted);
         self.collapse(&mut self.core.lock(), "abort");
     }
@@ -359,6 +371,12 @@ impl Engine {
     /// What [`Engine::abort`] does, for where no lock may be taken.
     pub(crate) fn abort_handle(&self) -> Trigger {
         self.control.trigger(self.rank)
+    }
+
+    /// Begins a call, before the lock is taken; see [`Engine::unwind`].
+    fn enter(&self, comm: &Shared, operation: &'static str) -> Result<Unwind<'_>> {
+        refuse_inside(operation, comm.rank)?;
+        Ok(self.unwind(operation))
     }
 
     unsafe fn submit_locked(

@@ -3,7 +3,12 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Shared, core::Group, health::Failure};
+use super::{
+    Engine, Shared,
+    core::{Core, Group},
+    health::Failure,
+    reentry,
+};
 use crate::{
     error::{Error, Result},
     link::LinkKind,
@@ -13,6 +18,7 @@ impl Engine {
     /// Makes a communicator known, whose number world rank `leader` brought along.
     pub(crate) fn register(&self, shared: Arc<Shared>, leader: usize) -> Result<()> {
         let mut core = self.core.lock();
+        self.forget_dropped(&mut core);
         let id = shared.id;
         if !core.numbers.belongs_to(id, leader) || core.communicators.contains_key(&id) {
             let link = self.link(leader).unwrap_or(LinkKind::Local);
@@ -37,11 +43,18 @@ impl Engine {
         Ok(Split { engine: self, number })
     }
 
-    /// Forgets a communicator; what still comes for it is dropped.
+    /// Forgets a communicator; what still comes for it is dropped. Inside a user-defined operation that has to wait.
     pub(crate) fn unregister(&self, id: u32) {
-        let mut core = self.core.lock();
-        core.communicators.remove(&id);
-        core.reports.retain(|&(comm, _), _| comm != id);
+        self.dropped.lock().push(id);
+        if !reentry::is_inside() {
+            self.forget_dropped(&mut self.core.lock());
+        }
+    }
+
+    fn forget_dropped(&self, core: &mut Core) {
+        let dropped = std::mem::take(&mut *self.dropped.lock());
+        core.communicators.retain(|id, _| !dropped.contains(id));
+        core.reports.retain(|(id, _), _| !dropped.contains(id));
     }
 }
 

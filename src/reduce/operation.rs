@@ -62,7 +62,10 @@ pub struct BitXor;
 /// Every rank must pass a function that computes the same; this is the one thing about a call that ranks cannot
 /// check of each other.
 ///
-/// The function must not call a communicator of the group it is used in: the group is locked while it runs.
+/// While the function runs in a collective call, the group is locked, so it cannot use the library: every call on a
+/// communicator, of whatever group, returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) there.
+/// [`abort`](crate::Communicator::abort) and dropping a communicator are allowed. It must not wait for another
+/// thread that makes such a call either. Any thread of the rank that waits in a call may be the one that runs it.
 ///
 /// ```
 /// use raccl::{Custom, reduce_local};

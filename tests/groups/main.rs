@@ -13,4 +13,5 @@ mod lengths;
 mod machines;
 mod messages;
 mod mismatch;
+mod reentry;
 mod threads;
