@@ -54,8 +54,8 @@ pub(crate) struct Core {
     pub(crate) streaming: Vec<OperationId>,
     /// The group was left; a second time there is nothing to do.
     pub(crate) left: bool,
-    /// Somebody drives.
-    pub(crate) driven: bool,
+    /// What the thread that drives waits for; none while nobody drives.
+    pub(crate) driver: Option<OperationId>,
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) receives: Vec<bool>,
     pub(crate) sends: Vec<bool>,

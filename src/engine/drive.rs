@@ -4,6 +4,10 @@
 //! belongs to, and leaves the engine's lock to anybody who wants it between two turns. When its own wait is over it wakes
 //! another waiter, who takes the role. An idle driver spins, then yields its core, then sleeps in `poll` until a socket or the
 //! waker says that there is something to do.
+//!
+//! Other threads change what there is to do: they start operations, and may finish some of others, as a message to oneself
+//! does. Whoever does that under the lock [tells](Engine::stir) the threads that it concerns. A message that goes past the lock
+//! may take with it what others had in line; then its sender rings the waker.
 
 use std::{
     os::fd::RawFd,
@@ -33,17 +37,18 @@ pub(crate) struct Policy {
     pub(crate) spins: u32,
     /// Turns after which the driver sleeps.
     pub(crate) turns: u32,
+    /// How often deadlines are looked at, and the longest sleep.
+    pub(crate) tick: Duration,
 }
 
 impl Policy {
     /// For a machine on which `ranks` processes or threads share `cores` cores: whoever spins there keeps another from working.
     pub(crate) fn new(ranks: usize, cores: usize) -> Policy {
-        if ranks > cores { Policy { spins: 0, turns: 2_000 } } else { Policy { spins: 2_000, turns: 20_000 } }
+        let (spins, turns) = if ranks > cores { (0, 2_000) } else { (2_000, 20_000) };
+        Policy { spins, turns, tick: Duration::from_millis(20) }
     }
 }
 
-/// How often deadlines are looked at, and the longest sleep.
-const TICK: Duration = Duration::from_millis(20);
 /// The longest sleep while something may come over a link that wakes nobody.
 const NAP: Duration = Duration::from_micros(50);
 /// How long an operation stands still before the others are told where it is.
@@ -78,8 +83,8 @@ impl Engine {
                 // With what was in flight, which is on record now.
                 break Err(self.health.error(operation).unwrap_or(error));
             }
-            if !driving && !core.driven {
-                core.driven = true;
+            if !driving && core.driver.is_none() {
+                core.driver = Some(target);
                 driving = true;
             }
             if !driving {
@@ -109,11 +114,11 @@ impl Engine {
             MutexGuard::bump(&mut core);
         };
         if driving {
-            core.driven = false;
+            core.driver = None;
         }
         // Not one whose own wait is over: it would return without driving, and the others would sleep on. Also if we did not
         // drive ourselves, because the driver may have handed over to us just before our wait was over.
-        if !core.driven
+        if core.driver.is_none()
             && let Some(next) = core.waiters.iter().find(|waiter| !core.table.finished(waiter.target))
         {
             next.thread.unpark();
@@ -203,9 +208,7 @@ impl Engine {
             }
         }
         // Whoever sent last may have pushed what others had in line.
-        let lined_up =
-            |core: &Core, id| matches!(core.table.get(id), Some(Operation::Collective(run)) if run.lined_up);
-        let waiting: Vec<OperationId> = core.table.ids().filter(|&id| lined_up(core, id)).collect();
+        let waiting: Vec<OperationId> = lined_up(core).collect();
         for id in waiting {
             core.advance(id, &self.lines())?;
             moved |= core.table.finished(id);
@@ -356,7 +359,7 @@ impl Engine {
         let mut fds: Vec<PollFd> = readable.into_iter().map(PollFd::readable).collect();
         fds.extend(writable.into_iter().map(PollFd::writable));
         let silent = core.receivers.iter().flatten().any(Receiver::is_silent);
-        let longest = if silent { NAP } else { TICK };
+        let longest = if silent { NAP } else { self.policy.tick };
         let result = MutexGuard::unlocked(core, || os::poll(&mut fds, Some(longest)));
         self.waker.finish();
         result.map(|_| ()).map_err(|source| Failure::System { what: "poll", source: source.into() })
@@ -366,16 +369,29 @@ impl Engine {
     fn park(&self, core: &mut MutexGuard<'_, Core>, target: OperationId) {
         let me = thread::current();
         core.waiters.push(Waiter { thread: me.clone(), target });
-        // The driver may sleep and not know that something of ours waits for a link.
-        if self.senders.iter().flatten().any(Sender::pending) {
-            self.waker.wake();
-        }
-        MutexGuard::unlocked(core, || thread::park_timeout(5 * TICK));
+        MutexGuard::unlocked(core, || thread::park_timeout(5 * self.policy.tick));
         core.waiters.retain(|waiter| waiter.thread.id() != me.id());
     }
 
+    /// For a thread that has changed what is in flight and does not drive: wakes those whose wait is over by that, and the
+    /// driver if it may sleep on what is there to do now.
+    pub(super) fn stir(&self, core: &Core) {
+        self.unpark(core);
+        let Some(target) = core.driver else { return };
+        // It sleeps on the sockets that had something in line then, and looks at streams that have ended only when it wakes.
+        let chores = || {
+            self.senders.iter().flatten().any(Sender::pending)
+                || !core.streaming.is_empty()
+                || lined_up(core).next().is_some()
+                || core.closed.iter().any(Option::is_some)
+        };
+        if core.table.finished(target) || chores() {
+            self.waker.wake();
+        }
+    }
+
     /// Wakes those whose wait is over.
-    fn unpark(&self, core: &Core) {
+    pub(super) fn unpark(&self, core: &Core) {
         for waiter in &core.waiters {
             if core.table.finished(waiter.target) {
                 waiter.thread.unpark();
@@ -398,13 +414,13 @@ impl Engine {
         diverged
     }
 
-    /// Looks at the deadlines, at most every [`TICK`].
+    /// Looks at the deadlines, at most once a [tick](Policy::tick).
     fn tick(&self, core: &mut Core) -> Result<(), Failure> {
         let now = Instant::now();
         if now < core.next_tick {
             return Ok(());
         }
-        core.next_tick = now + TICK;
+        core.next_tick = now + self.policy.tick;
         let ids: Vec<OperationId> = core.table.ids().collect();
         let Core { clocks, table, .. } = &mut *core;
         clocks.retain(|&id, _| table.entry(id).is_some());
@@ -491,4 +507,11 @@ impl Engine {
         let sent = self.senders[peer].as_ref().filter(|sender| sender.pending()).map_or(0, Sender::moved);
         received.wrapping_add(sent)
     }
+}
+
+/// The collectives that wait for a link to take what is in line.
+fn lined_up(core: &Core) -> impl Iterator<Item = OperationId> + '_ {
+    let is_lined_up =
+        |id: OperationId| matches!(core.table.get(id), Some(Operation::Collective(run)) if run.lined_up);
+    core.table.ids().filter(move |&id| is_lined_up(id))
 }

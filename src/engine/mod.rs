@@ -137,7 +137,7 @@ impl Engine {
             recorder: Recorder::new(),
             pool: Default::default(),
             streaming: Vec::new(),
-            driven: false,
+            driver: None,
             left: false,
             waiters: Vec::new(),
             receives: vec![false; size],
@@ -243,6 +243,7 @@ impl Engine {
         header.length = message.length as u64;
         let lines = self.lines();
         let sender = lines.sender(peer).map_err(|failure| failure.error(operation, self.rank))?;
+        let before = sender.sent();
         // SAFETY: the caller keeps the payload during this call, which returns once the ticket is sent or the link closed.
         let ticket = match unsafe { sender.send(&header, message.pointer) } {
             Ok(ticket) => ticket,
@@ -253,6 +254,10 @@ impl Engine {
             }
         };
         if sender.sent() >= ticket {
+            // What others had in line went with it, and the driver may sleep until the link takes that.
+            if ticket.0 > before.0 + 1 {
+                self.waker.wake();
+            }
             return Ok(());
         }
         let mut core = self.core.lock();
@@ -268,6 +273,7 @@ impl Engine {
         };
         let id = core.enter(Entry { operation: Operation::Send(send), timeouts });
         core.streaming.push(id);
+        self.stir(&core);
         self.finish_locked(core, id, operation).map(|_| ())
     }
 
@@ -341,9 +347,12 @@ impl Engine {
         let _unwind = self.unwind(operation);
         let mut core = self.core.lock();
         self.refuse_failed(&mut core, operation)?;
-        if !core.driven && !core.table.finished(id) {
-            let result = self.turn(&mut core, 0).map(|_| ());
-            self.check(&mut core, result, operation)?;
+        if core.driver.is_none() && !core.table.finished(id) {
+            let result = self.turn(&mut core, 0);
+            if matches!(result, Ok(true)) {
+                self.unpark(&core);
+            }
+            self.check(&mut core, result.map(|_| ()), operation)?;
         }
         Ok(core.table.finished(id))
     }
@@ -422,7 +431,10 @@ impl Engine {
         let id = core.enter(Entry { operation: Operation::Collective(run), timeouts });
         let result = self.begin(core, comm, begun.sequence, id);
         match result {
-            Ok(()) => Ok(id),
+            Ok(()) => {
+                self.stir(core);
+                Ok(id)
+            }
             Err(failure) => {
                 self.fail(core, failure, operation);
                 core.exit(id);
@@ -492,7 +504,10 @@ impl Engine {
         operation: &'static str,
     ) -> Result<OperationId> {
         match self.check(&mut core, result, operation) {
-            Ok(()) => Ok(id),
+            Ok(()) => {
+                self.stir(&core);
+                Ok(id)
+            }
             Err(error) => {
                 core.exit(id);
                 Err(error)

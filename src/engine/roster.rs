@@ -28,7 +28,9 @@ impl Engine {
         core.communicators.insert(id, Group::new(shared, self.size));
         core.numbers.made(id);
         let result = core.leave_limbo(id, &self.lines());
-        self.check(&mut core, result, "split")
+        self.check(&mut core, result, "split")?;
+        self.stir(&core);
+        Ok(())
     }
 
     /// Begins a split: the number that it takes if we lead what comes out of it. Ends when the value is dropped.

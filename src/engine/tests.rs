@@ -1,14 +1,24 @@
 //! The engine against peers that do what none should.
 
+mod waking;
+
 use super::*;
 use crate::{bootstrap::watcher::Watcher, link::local};
 
+/// The two halves of one end of a link.
+type End = (Sender, Receiver);
+
 /// Rank 0 of a group of which nobody else is an engine: the other ends of its links.
-fn among(size: usize) -> (Engine, Vec<(Sender, Receiver)>) {
+fn among(size: usize) -> (Engine, Vec<End>) {
+    joined(size, Policy::new(1, 1), |waker| local::pair(Arc::clone(waker), Arc::new(Waker::new().unwrap())))
+}
+
+/// The same over other links, which wake the rank by its waker or by descriptors.
+fn joined(size: usize, policy: Policy, link: impl Fn(&Arc<Waker>) -> (End, End)) -> (Engine, Vec<End>) {
     let waker = Arc::new(Waker::new().unwrap());
     let (mut senders, mut receivers, mut peers) = (vec![None], vec![None], Vec::new());
     for _ in 1..size {
-        let ((sender, receiver), peer) = local::pair(Arc::clone(&waker), Arc::new(Waker::new().unwrap()));
+        let ((sender, receiver), peer) = link(&waker);
         senders.push(Some(sender));
         receivers.push(Some(receiver));
         peers.push(peer);
@@ -16,7 +26,6 @@ fn among(size: usize) -> (Engine, Vec<(Sender, Receiver)>) {
     let senders: Arc<[Option<Sender>]> = senders.into();
     let health = Arc::new(Health::new(0, Arc::clone(&waker), Arc::clone(&senders)));
     let control = Control::local(0, Arc::clone(&health) as Arc<dyn Watcher>, vec![None; size]);
-    let policy = Policy::new(1, 1);
     let engine = Engine::new(Parts { rank: 0, epoch: 1, senders, receivers, health, waker, control, policy });
     engine.register(Arc::new(Shared::new(0, size, (0..size).collect(), 0)), 0).unwrap();
     (engine, peers)

@@ -56,6 +56,12 @@ impl Waker {
         }
     }
 
+    /// Whether a thread is about to sleep or sleeps, and nobody has woken it.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked.0.load(Ordering::Relaxed)
+    }
+
     /// The descriptor to poll for reading.
     pub(crate) fn fd(&self) -> RawFd {
         self.bell.fd()
