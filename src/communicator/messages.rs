@@ -8,8 +8,9 @@ use crate::{
 };
 
 impl Communicator {
-    /// Sends a message to `peer`, and returns when the buffer may be used again. Small messages do not wait for the receiver;
-    /// large ones (more than 64 KiB) do. A message to oneself is copied and waits for a later `recv`.
+    /// Sends a message to `peer`, and returns when the buffer may be used again. Small messages do not wait for the receiver as
+    /// long as those it has not received come to less than 512 KiB (with 64 bytes for each); large ones (more than 64 KiB) do.
+    /// A message to oneself is copied and waits for a later `recv`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such rank, and those of a failed group.

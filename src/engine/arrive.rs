@@ -4,9 +4,9 @@ use super::{
     core::{Core, Incoming, OperationId, Stored},
     health::Failure,
     lines::Lines,
-    message::{FOR_MESSAGE, RecvState, SendState, give_credit, tag_of},
+    message::{ANNOUNCE_ALL, FOR_MESSAGE, RecvState, SendState, tag_of},
     run::AHEAD,
-    shared::{BUDGET, EAGER_LIMIT, cost},
+    shared::{ANNOUNCEMENTS, BUDGET, EAGER_LIMIT, cost},
 };
 use crate::link::{Header, MessageKind};
 
@@ -28,7 +28,7 @@ impl Core {
         // do this: stored messages are handled while the next payload is landing.
         self.incoming[peer] = Incoming::Nothing;
         match header.kind {
-            MessageKind::Credit => {}
+            MessageKind::Credit => self.asked(peer, &header, lines)?,
             MessageKind::Grant => self.granted(peer, &header, lines)?,
             MessageKind::Collective => self.collective_header(peer, header, lines)?,
             MessageKind::Eager => self.eager_header(peer, header, lines)?,
@@ -125,7 +125,7 @@ impl Core {
             let peer = stored.peer;
             self.take_credit(peer, &stored.header, lines)?;
             match stored.header.kind {
-                MessageKind::Credit => {}
+                MessageKind::Credit => self.asked(peer, &stored.header, lines)?,
                 MessageKind::Grant => self.granted(peer, &stored.header, lines)?,
                 MessageKind::Collective | MessageKind::Eager | MessageKind::Announce => {
                     self.hold(&stored.header, peer, lines)?;
@@ -155,7 +155,7 @@ impl Core {
         if header.flags & AHEAD != 0 {
             group.held[peer] -= cost(payload.len());
             if group.shared.owe(peer, payload.len()) {
-                give_credit(&group.shared, peer, lines)?;
+                group.give_credit(peer, lines)?;
             }
         }
         let from = group.shared.position[peer];
@@ -210,6 +210,13 @@ impl Core {
         waiting.into_iter().try_for_each(|id| self.advance(id, lines))
     }
 
+    /// A peer says whether it wants to have announced what there is no budget for.
+    fn asked(&mut self, peer: usize, header: &Header, lines: &Lines<'_>) -> Result<(), Failure> {
+        let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
+        group.asking[peer] = header.flags & ANNOUNCE_ALL != 0;
+        self.pump_outbox(header.comm, peer, lines)
+    }
+
     fn granted(&mut self, peer: usize, header: &Header, lines: &Lines<'_>) -> Result<(), Failure> {
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
         if header.flags & FOR_MESSAGE != 0 {
@@ -220,13 +227,15 @@ impl Core {
                     format!("a grant for message {}, which was not announced", header.sequence),
                 ));
             };
+            group.announcing[peer] -= 1;
             if let Some(send) = self.table.send(id) {
                 send.state = SendState::Streaming { number: header.sequence, offset: 0 };
                 send.moved = true;
                 self.streaming.push(id);
                 self.pump_streams(lines)?;
             }
-            return Ok(());
+            // Another may be announced in its place.
+            return self.pump_outbox(header.comm, peer, lines);
         }
         self.check_signature(peer, header)?;
         self.has_entered(peer, header, lines)?;
@@ -256,7 +265,7 @@ impl Core {
             return self.hold_payload(peer, header, lines);
         };
         if header.flags & AHEAD != 0 && group.shared.owe(peer, header.length as usize) {
-            give_credit(&group.shared, peer, lines)?;
+            group.give_credit(peer, lines)?;
         }
         let Some(run) = self.table.run(id) else { return Ok(()) };
         let place =
@@ -276,10 +285,10 @@ impl Core {
         }
         match self.take_posted(header.comm, peer, tag_of(&header.signature)) {
             Some(id) => {
-                if let Some(group) = self.communicators.get(&header.comm)
+                if let Some(group) = self.communicators.get_mut(&header.comm)
                     && group.shared.owe(peer, header.length as usize)
                 {
-                    give_credit(&group.shared, peer, lines)?;
+                    group.give_credit(peer, lines)?;
                 }
                 if let Some(recv) = self.table.recv(id) {
                     recv.state = RecvState::Landing;
@@ -321,9 +330,17 @@ impl Core {
         Ok(())
     }
 
-    /// Counts a stored message against its sender's budget.
+    /// Counts a stored message against its sender's budget, and an announcement against how many there may be.
     fn hold(&mut self, header: &Header, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
+        if header.kind == MessageKind::Announce {
+            group.noted[peer] += 1;
+            if group.noted[peer] > ANNOUNCEMENTS {
+                let reason = format!("more than {ANNOUNCEMENTS} announcements");
+                return Err(broken(peer, lines, reason));
+            }
+            return Ok(());
+        }
         let length = usize::try_from(header.length).unwrap_or(usize::MAX).min(BUDGET as usize * 2);
         group.held[peer] += cost(length);
         if header.flags & AHEAD == 0 || group.held[peer] > BUDGET {
@@ -336,16 +353,16 @@ impl Core {
         self.relieve(header.comm, peer, lines)
     }
 
-    /// Lets a peer of whom much is stored here send what is waited for: gives back all that it is owed, and tells it which
-    /// collectives have been entered.
+    /// Lets a peer of whom much is stored here send what is waited for: gives back all that it is owed, asks it to announce the
+    /// rest, and tells it which collectives have been entered.
     pub(crate) fn relieve(&mut self, comm: u32, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
         let Core { communicators, table, .. } = self;
-        let Some(group) = communicators.get(&comm) else { return Ok(()) };
+        let Some(group) = communicators.get_mut(&comm) else { return Ok(()) };
         if !group.is_crowded(peer) {
             return Ok(());
         }
-        if group.shared.owes(peer) {
-            give_credit(&group.shared, peer, lines)?;
+        if group.wants_relief(peer) {
+            group.give_credit(peer, lines)?;
         }
         group.active.iter().try_for_each(|&(_, id)| match table.run(id) {
             Some(run) => run.grant(lines, |other| other == peer),

@@ -13,13 +13,14 @@ use super::{
     health::{Failure, STATUSES},
     landing::Place,
     limbo::Limbo,
-    message::{RecvOperation, SendOperation},
+    lines::Lines,
+    message::{self, ANNOUNCE_ALL, RecvOperation, SendOperation},
     numbers::Numbers,
     recorder::Recorder,
     run::Run,
     shared::{BUDGET, Shared},
 };
-use crate::link::{Header, Receiver, Signature};
+use crate::link::{Header, MessageKind, Receiver, Signature};
 
 /// A place in the engine's table of operations, with the life of that place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,10 +128,18 @@ pub(crate) struct Group {
     pub(crate) outbox: Vec<VecDeque<OperationId>>,
     /// Announced sends by message number.
     pub(crate) announced: HashMap<(usize, u64), OperationId>,
+    /// How many of them there are to each peer.
+    pub(crate) announcing: Vec<usize>,
+    /// Peers that want to have announced what there is no budget for.
+    pub(crate) asking: Vec<bool>,
+    /// Peers that were told last that we want the same.
+    asked: Vec<bool>,
     /// Receives of announced messages by message number.
     pub(crate) receiving: HashMap<(usize, u64), OperationId>,
     /// Cost of what is stored and not owed back yet.
     pub(crate) held: Vec<i64>,
+    /// Announcements that are stored.
+    pub(crate) noted: Vec<usize>,
     /// How many collectives a peer has entered at least.
     pub(crate) entered: Vec<u64>,
 }
@@ -168,8 +177,12 @@ impl Group {
             inbox: (0..world).map(|_| VecDeque::new()).collect(),
             outbox: (0..world).map(|_| VecDeque::new()).collect(),
             announced: HashMap::new(),
+            announcing: vec![0; world],
+            asking: vec![false; world],
+            asked: vec![false; world],
             receiving: HashMap::new(),
             held: vec![0; world],
+            noted: vec![0; world],
             entered: vec![0; world],
         }
     }
@@ -179,6 +192,26 @@ impl Group {
     /// needs no grant.
     pub(crate) fn is_crowded(&self, peer: usize) -> bool {
         self.held[peer] > BUDGET / 4
+    }
+
+    /// True while a receive waits here for a message that the peer may lack the budget to send: nothing of what fills the store
+    /// is for that receive, so the budget may never come back.
+    fn is_starved(&self, peer: usize) -> bool {
+        self.is_crowded(peer) && !self.posted[peer].is_empty()
+    }
+
+    /// Whether the peer has to hear that a receive [starves](Group::is_starved), or is owed something.
+    pub(crate) fn wants_relief(&self, peer: usize) -> bool {
+        self.shared.owes(peer) || (self.is_starved(peer) && !self.asked[peer])
+    }
+
+    /// Sends what is owed to a peer in a message of its own. That says too whether a receive starves: as long as one does, the
+    /// peer is to announce what it has no budget for.
+    pub(crate) fn give_credit(&mut self, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
+        let mut head = message::header(&self.shared, lines.epoch, peer, MessageKind::Credit, 0, [0; 24]);
+        self.asked[peer] = self.is_starved(peer);
+        head.flags = if self.asked[peer] { ANNOUNCE_ALL } else { 0 };
+        lines.post(peer, &head).map(|_| ())
     }
 
     /// A message of collective `sequence` has come from a peer, which has then entered all before it as well.

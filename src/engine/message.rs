@@ -1,9 +1,13 @@
 //! Point-to-point messages: sent ahead when small, announced and granted when large.
 //!
+//! A small message that finds no budget waits for it. It could wait for ever: what fills the receiver's store may be for
+//! receives that are posted only after the one that this message is for. A receiver to whom that may happen asks for it
+//! (`ANNOUNCE_ALL`), and is announced small messages too as long as it asks.
+//!
 //! ```text
 //!  sender                          receiver
 //!    |---- Eager + payload ---------->|   up to EAGER_LIMIT bytes and within the budget
-//!    |---- Announce(number, length) ->|   larger
+//!    |---- Announce(number, length) ->|   larger, or asked for
 //!    |<--- Grant(number) -------------|   once a receive matches
 //!    |---- Data(number) + chunk ----->|   straight into the receiver's buffer
 //! ```
@@ -13,12 +17,15 @@ use super::{
     health::Failure,
     lines::Lines,
     run::AHEAD,
-    shared::{EAGER_LIMIT, Shared, cost},
+    shared::{ANNOUNCEMENTS, EAGER_LIMIT, Shared, cost},
 };
 use crate::link::{Header, MessageKind, Signature, Ticket};
 
 /// In [`Header::flags`] of a grant: it is for an announced message.
 pub(crate) const FOR_MESSAGE: u32 = 2;
+
+/// In [`Header::flags`] of a message that brings credit: a receive waits, and nothing that is stored is for it.
+pub(crate) const ANNOUNCE_ALL: u32 = 4;
 
 /// Bytes of an announced message in one chunk.
 const CHUNK: usize = 256 << 10;
@@ -40,7 +47,7 @@ pub(crate) struct SendOperation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendState {
-    /// Waits for budget.
+    /// Waits for budget, or to be announced.
     Queued,
     /// Waits for the receiver's grant.
     Announced,
@@ -145,7 +152,7 @@ pub(crate) fn header(
         credit: shared.take_owed(peer),
         sequence: number,
         stream: 0,
-        flags: if kind == MessageKind::Eager || kind == MessageKind::Announce { AHEAD } else { 0 },
+        flags: if kind == MessageKind::Eager { AHEAD } else { 0 },
         signature,
         length: 0,
     }
@@ -193,16 +200,19 @@ impl Core {
 
     fn match_stored(&mut self, id: OperationId, stored: Stored, lines: &Lines<'_>) -> Result<(), Failure> {
         let Stored { peer, header: head, payload } = stored;
+        if head.kind == MessageKind::Announce {
+            if let Some(group) = self.communicators.get_mut(&head.comm) {
+                group.noted[peer] -= 1;
+            }
+            return self.accept_announced(id, peer, &head, lines);
+        }
         if let Some(group) = self.communicators.get_mut(&head.comm)
             && head.flags & AHEAD != 0
         {
             group.held[peer] -= cost(payload.len());
             if group.shared.owe(peer, payload.len()) {
-                give_credit(&group.shared, peer, lines)?;
+                group.give_credit(peer, lines)?;
             }
-        }
-        if head.kind == MessageKind::Announce {
-            return self.accept_announced(id, peer, &head, lines);
         }
         if let Some(recv) = self.table.recv(id) {
             recv.take(&payload);
@@ -235,7 +245,7 @@ impl Core {
         lines.post(peer, &grant).map(|_| ())
     }
 
-    /// Sends from the front of the line to a peer while the budget lasts.
+    /// Sends from the front of the line to a peer while the budget lasts, and announces what does not go ahead.
     pub(crate) fn pump_outbox(&mut self, comm: u32, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
         loop {
             let Some(group) = self.communicators.get_mut(&comm) else { return Ok(()) };
@@ -245,9 +255,13 @@ impl Core {
                 group.shared.unqueue(peer);
                 continue;
             };
-            let eager = send.length <= EAGER_LIMIT;
-            if !group.shared.take_budget(peer, if eager { send.length } else { 0 }) {
-                return Ok(());
+            let small = send.length <= EAGER_LIMIT;
+            let eager = small && group.shared.take_budget(peer, send.length);
+            if !eager {
+                if (small && !group.asking[peer]) || group.announcing[peer] == ANNOUNCEMENTS {
+                    return Ok(());
+                }
+                group.announcing[peer] += 1;
             }
             let number = group.shared.number(peer);
             let kind = if eager { MessageKind::Eager } else { MessageKind::Announce };
@@ -327,10 +341,4 @@ fn stream(
         }
     }
     Ok(SendState::Streaming { number, offset })
-}
-
-/// Sends what is owed to a peer in a message of its own.
-pub(crate) fn give_credit(shared: &Shared, peer: usize, lines: &Lines<'_>) -> Result<(), Failure> {
-    let head = header(shared, lines.epoch, peer, MessageKind::Credit, 0, [0; 24]);
-    lines.post(peer, &head).map(|_| ())
 }

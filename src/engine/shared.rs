@@ -19,6 +19,9 @@ pub(crate) const BUDGET: i64 = 512 << 10;
 /// What a message costs beside its payload.
 pub(crate) const OVERHEAD: i64 = 64;
 
+/// Announcements of point-to-point messages that may wait for a receive, per communicator and direction of a pair.
+pub(crate) const ANNOUNCEMENTS: usize = 16 << 10;
+
 /// Longest point-to-point message that is sent ahead; longer ones are announced and wait for a grant.
 pub(crate) const EAGER_LIMIT: usize = 64 << 10;
 

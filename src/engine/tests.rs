@@ -155,3 +155,81 @@ fn messages_for_nobody_are_bounded_however_small_they_are() {
     assert!((1..=most).all(|comm| arrives(&engine, of(comm)).is_ok()));
     assert!(arrives(&engine, of(1)).is_err());
 }
+
+#[test]
+fn announcements_that_wait_for_a_receive_are_counted() {
+    let (engine, _peers) = among(2);
+    let announce = |number| arrives(&engine, header(MessageKind::Announce, number, 0));
+    assert!((0..16 << 10).all(|number| announce(number).is_ok()));
+    assert!(announce(16 << 10).is_err());
+}
+
+/// The last message that rank 1 got.
+fn last_to(peer: &mut End) -> Option<Header> {
+    let mut last = None;
+    loop {
+        match peer.1.poll().unwrap() {
+            crate::link::Arrival::Header(header) => last = Some(header),
+            _ => return last,
+        }
+    }
+}
+
+#[test]
+fn a_peer_is_asked_to_announce_only_while_a_receive_needs_it() {
+    let (engine, mut peers) = among(2);
+    let comm = Arc::clone(&engine.core.lock().communicators[&0].shared);
+    let eager =
+        |number, tag| Header { signature: sign(tag, 1000), ..header(MessageKind::Eager, number, 1000) };
+    let comes = |number, tag| {
+        arrives(&engine, eager(number, tag)).unwrap();
+        engine.core.lock().payload(1, &engine.lines()).unwrap();
+    };
+    let mut buffer = [0; 1000];
+    let pointer = buffer.as_mut_ptr();
+    let post = |tag| {
+        let timeouts = Timeouts::default();
+        let message = Message { peer: 1, tag, pointer, length: 1000, operation: "recv", timeouts };
+        // SAFETY: the buffer lives while the test lets anything arrive.
+        unsafe { engine.submit_recv(&comm, message) }.unwrap();
+    };
+    (0..400).for_each(|number| comes(number, 1));
+    assert!(last_to(&mut peers[0]).is_none(), "nobody waits for anything");
+    post(2);
+    let asked = last_to(&mut peers[0]).unwrap();
+    assert_eq!((asked.kind, asked.flags), (MessageKind::Credit, message::ANNOUNCE_ALL));
+    comes(400, 1);
+    assert!(last_to(&mut peers[0]).is_none(), "it was asked already");
+    comes(401, 2);
+    // More than half of the budget is due.
+    (0..300).for_each(|_| post(1));
+    let credit = last_to(&mut peers[0]).unwrap();
+    assert_eq!((credit.kind, credit.flags), (MessageKind::Credit, 0));
+}
+
+#[test]
+fn small_messages_are_announced_when_that_is_asked_for() {
+    const PAYLOAD: &[u8] = &[7; 60_000];
+    let (engine, _peers) = among(2);
+    let comm = Arc::clone(&engine.core.lock().communicators[&0].shared);
+    let start = |tag| {
+        let (pointer, timeouts) = (PAYLOAD.as_ptr().cast_mut(), Timeouts::default());
+        let message = Message { peer: 1, tag, pointer, length: PAYLOAD.len(), operation: "send", timeouts };
+        // SAFETY: the payload is a constant.
+        unsafe { engine.submit_send(&comm, message) }.unwrap()
+    };
+    let sent = (0..20).map(start).last().unwrap();
+    assert!(comm.has_queued(1));
+    let ask = Header { flags: message::ANNOUNCE_ALL, ..header(MessageKind::Credit, 0, 0) };
+    arrives(&engine, ask).unwrap();
+    assert!(!comm.has_queued(1));
+    let waits = |state| engine.core.lock().table.send(sent).unwrap().state == state;
+    assert!(waits(SendState::Announced));
+    // Eight were sent ahead; this one is the twentieth.
+    arrives(&engine, Header { flags: message::FOR_MESSAGE, ..header(MessageKind::Grant, 19, 0) }).unwrap();
+    assert!(!waits(SendState::Announced));
+    // Asked no more.
+    arrives(&engine, Header { flags: 0, ..header(MessageKind::Credit, 0, 0) }).unwrap();
+    start(0);
+    assert!(comm.has_queued(1));
+}

@@ -1,10 +1,15 @@
 //! Messages between two ranks: every length, many tags, to oneself, too long, out of order.
 
+use std::time::Duration;
+
 use raccl::{Communicator, Error};
 
 use crate::support::{Links, bytes, group, launch, random::Random, setting};
 
 const BOTH: [Links; 2] = [Links::Local, Links::Tcp(3)];
+
+/// How long a receive waits where an error of the library would let it wait for ever.
+const SOON: Duration = Duration::from_secs(60);
 
 /// Lengths in bytes around every border there is.
 const LENGTHS: [usize; 11] =
@@ -81,6 +86,105 @@ fn tags_may_be_received_in_any_order() {
                 }
             });
         }
+    }
+}
+
+/// Sends that do not wait, of far more than is sent ahead, are received in an order of the receiver's own.
+#[test]
+fn many_messages_in_flight_may_be_received_in_any_order() {
+    for links in BOTH {
+        for seed in 0..2 {
+            group(links, 2, move |comm| {
+                let mut random = Random::new(seed);
+                let messages: Vec<Vec<u8>> = (0..200)
+                    .map(|index| payload(index, [0, 10, 3000, 60_000, 70_000][random.below(5)]))
+                    .collect();
+                let mut order: Vec<usize> = (0..messages.len()).collect();
+                (1..order.len()).rev().for_each(|last| order.swap(last, random.below(last + 1)));
+                if comm.rank() == 0 {
+                    let sending = comm.scope(|scope| {
+                        for (tag, message) in messages.iter().enumerate() {
+                            let _ = scope.send(message, 1, tag as u64)?;
+                        }
+                        Ok(())
+                    });
+                    return sending.unwrap();
+                }
+                let comm = comm.with_late_timeout(SOON);
+                for tag in order {
+                    let mut buffer = vec![0; 70_000];
+                    let count = comm.recv(&mut buffer, 0, tag as u64).unwrap();
+                    assert!(buffer[..count] == messages[tag], "message {tag}");
+                }
+            });
+        }
+    }
+}
+
+/// A message of a tag is received before all those that were sent earlier, though these are more than a receiver stores.
+#[test]
+fn stored_messages_do_not_hold_up_a_later_one() {
+    for links in BOTH {
+        for length in [0, 1000, 60_000] {
+            group(links, 2, move |comm| {
+                let comm = comm.with_late_timeout(SOON);
+                let many = (600 << 10) / (length + 64);
+                let (one, large) = (payload(1, length), payload(2, 200_000));
+                if comm.rank() == 0 {
+                    let sending = comm.scope(|scope| {
+                        for _ in 0..many {
+                            let _ = scope.send(&one, 1, 1)?;
+                        }
+                        let _ = scope.send(&large, 1, 2)?;
+                        scope.send(b"last", 1, 3)?.wait()
+                    });
+                    return sending.unwrap();
+                }
+                let mut buffer = vec![0; 200_000];
+                assert_eq!(comm.recv(&mut buffer, 0, 3).unwrap(), 4);
+                assert_eq!(&buffer[..4], b"last");
+                assert_eq!(comm.recv(&mut buffer, 0, 2).unwrap(), 200_000);
+                assert!(buffer == large);
+                for _ in 0..many {
+                    assert_eq!(comm.recv(&mut buffer, 0, 1).unwrap(), length);
+                    assert!(buffer[..length] == one);
+                }
+            });
+        }
+    }
+}
+
+/// There is a bound to what is announced too, which does no harm to messages that are received in their order.
+#[test]
+fn more_messages_than_may_be_announced_arrive_in_their_order() {
+    for links in BOTH {
+        group(links, 2, |comm| {
+            let comm = comm.with_late_timeout(SOON);
+            // Some 8000 are sent ahead, and 16384 announced.
+            const MANY: u32 = 25_000;
+            if comm.rank() == 0 {
+                let numbers: Vec<[u32; 1]> = (0..MANY).map(|number| [number]).collect();
+                let sending = comm.scope(|scope| {
+                    for number in &numbers {
+                        let _ = scope.send(number, 1, 1)?;
+                    }
+                    scope.send(b"last", 1, 2)?.wait()
+                });
+                return sending.unwrap();
+            }
+            let mut last = [0; 4];
+            let receiving = comm.scope(|scope| {
+                let pending = scope.recv(&mut last, 0, 2)?;
+                for number in 0..MANY {
+                    let mut next = [0];
+                    comm.recv(&mut next, 0, 1)?;
+                    assert_eq!(next, [number]);
+                }
+                pending.wait()
+            });
+            assert_eq!(receiving.unwrap(), 4);
+            assert_eq!(&last, b"last");
+        });
     }
 }
 
