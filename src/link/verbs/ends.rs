@@ -75,8 +75,8 @@ impl Inlet {
 }
 
 impl stripe::Inlet for Inlet {
-    // Reading costs no system call, and what is read ahead would be copied twice.
-    const READ_AHEAD: usize = HEADER_BYTES;
+    // Reading costs no system call, and what is read ahead is copied twice; a small message comes with its header all the same.
+    const READ_AHEAD: usize = HEADER_BYTES + 192;
 
     unsafe fn read(&mut self, pieces: &[IoVec]) -> Result<stripe::Read, LinkError> {
         // SAFETY: the caller keeps the pieces valid.

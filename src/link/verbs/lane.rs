@@ -123,9 +123,14 @@ struct Rx {
     turns: [u32; 2],
     /// Packets of the stream that have not been read, by class.
     arrived: [VecDeque<Arrived>; 2],
+    /// Slots of the small class that were read and are not posted again yet: that waits until nothing else is to be done, since
+    /// somebody waits for what was read.
+    unposted: Vec<u32>,
     /// The next packet of the stream.
     sequence: u32,
     failure: Option<LinkError>,
+    /// Where completions are put.
+    done: [Completion; BATCH],
     idle: u32,
     looked: Instant,
 }
@@ -148,6 +153,8 @@ impl Lane {
         let rx = Rx {
             turns: [0; 2],
             arrived: Default::default(),
+            unposted: Vec::new(),
+            done: [Completion::default(); BATCH],
             sequence: 0,
             failure: None,
             idle: 0,
@@ -251,9 +258,12 @@ impl Lane {
                     let slot = packet.slot;
                     rx.arrived[class].pop_front();
                     rx.sequence = rx.sequence.wrapping_add(1);
-                    self.post_receive(class, slot).inspect_err(|error| rx.failure = Some(error.clone()))?;
+                    self.free(&mut rx, class, slot).inspect_err(|error| rx.failure = Some(error.clone()))?;
                 }
             }
+        }
+        if filled == 0 && !rx.unposted.is_empty() {
+            self.post_unposted(&mut rx).inspect_err(|error| rx.failure = Some(error.clone()))?;
         }
         self.return_credits()?;
         if filled > 0 {
@@ -420,12 +430,12 @@ impl Lane {
         if let Some(failure) = &rx.failure {
             return Err(failure.clone());
         }
-        let mut done = [Completion::default(); BATCH];
         loop {
-            let count = self.parts.queue.poll(&mut done).map_err(receiving);
+            let count = self.parts.queue.poll(&mut rx.done).map_err(receiving);
             let count = count.inspect_err(|error| rx.failure = Some(error.clone()))?;
-            for completion in &done[..count] {
-                self.completed(rx, completion).inspect_err(|error| rx.failure = Some(error.clone()))?;
+            for index in 0..count {
+                let completion = rx.done[index];
+                self.completed(rx, &completion).inspect_err(|error| rx.failure = Some(error.clone()))?;
             }
             if count < BATCH {
                 return Ok(());
@@ -486,6 +496,24 @@ impl Lane {
             until,
             sum: packet.payload_sum,
         });
+        Ok(())
+    }
+
+    /// Posts the receive of a slot that was read again, now or soon.
+    fn free(&self, rx: &mut Rx, index: usize, slot: u32) -> Result<(), LinkError> {
+        let most = (self.parts.classes[SMALL].recv_slots / 8) as usize;
+        if index == SMALL && rx.unposted.len() < most {
+            rx.unposted.push(slot);
+            return Ok(());
+        }
+        self.post_receive(index, slot)?;
+        if index == SMALL { self.post_unposted(rx) } else { Ok(()) }
+    }
+
+    fn post_unposted(&self, rx: &mut Rx) -> Result<(), LinkError> {
+        while let Some(slot) = rx.unposted.pop() {
+            self.post_receive(SMALL, slot)?;
+        }
         Ok(())
     }
 
