@@ -17,7 +17,7 @@ use crate::{
         message::{Card, Message, Purpose, frame_limit},
     },
     config::Secret,
-    link::{HEADER_BYTES, Header},
+    link::{HEADER_BYTES, Header, verbs},
     plan::Overrides,
 };
 
@@ -49,6 +49,14 @@ pub fn event(frame: &[u8]) {
         assert!(again.len() <= EVENT_LIMIT);
         assert_eq!(Event::decode(&again), Ok(event));
     }
+}
+
+pub fn packet(bytes: &[u8]) {
+    verbs::fuzzing::packet(bytes);
+}
+
+pub fn offers(script: &[u8]) {
+    verbs::fuzzing::offers(script);
 }
 
 pub fn overrides(text: &str) {
@@ -135,7 +143,7 @@ impl End {
 }
 
 /// A connection that needs no network.
-fn connection() -> (TcpStream, TcpStream) {
+pub(crate) fn connection() -> (TcpStream, TcpStream) {
     let (one, two) = UnixStream::pair().expect("the fuzzer has descriptors");
     let stream = |unix: UnixStream| {
         unix.set_nonblocking(true).expect("sockets can be told not to block");

@@ -14,16 +14,17 @@ use std::{
 };
 
 use raccl_sys::{Gid, Library, Peer, Route};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{
     Options,
     crc32c::crc32c,
-    device::{Device, Examined, MOST_SLOTS, NewLane},
+    device::{Device, Examined, NewLane},
     ends::{Cables, Inlet, Outlet},
     hold::{self, Hold},
     keeper,
     lane::{Class, Lane, PORT, Parts},
+    offer::{Offer, OfferedClass},
     plan,
     rounds::{Lost, Rounds},
 };
@@ -92,9 +93,9 @@ pub(crate) fn connect(
 }
 
 /// A trouble of this rank.
-struct Trouble {
-    reason: String,
-    source: Option<Cause>,
+pub(super) struct Trouble {
+    pub(super) reason: String,
+    pub(super) source: Option<Cause>,
 }
 
 impl From<Box<dyn std::error::Error + Send + Sync>> for Trouble {
@@ -129,25 +130,6 @@ struct Joined {
     /// As fast as the slower of its ends; 0 if one of them does not say.
     megabits: u32,
     lane: Arc<Lane>,
-}
-
-/// What the other end has to know.
-#[derive(Serialize, Deserialize)]
-struct Offer {
-    index: usize,
-    device: String,
-    lid: u16,
-    gid: [u8; 16],
-    mtu: u32,
-    megabits: u32,
-    classes: Vec<OfferedClass>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct OfferedClass {
-    queue_pair: u32,
-    slot_bytes: usize,
-    recv_slots: u32,
 }
 
 /// The number of the first packet of every queue pair.
@@ -204,7 +186,7 @@ fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
 }
 
 /// Goes through a round: what the others say to this rank, unless somebody is in trouble.
-fn agree<S, T: Serialize + serde::de::DeserializeOwned>(
+pub(super) fn agree<S, T: Serialize + serde::de::DeserializeOwned>(
     rank: usize,
     rounds: &mut Rounds<'_>,
     mine: &Result<S, Trouble>,
@@ -240,11 +222,9 @@ fn meet(
     let mut lanes = Vec::with_capacity(ends.len());
     for end in ends {
         let (peer, index) = (end.peer, end.index);
-        let offered = offers[peer].iter().flatten().find(|offer| offer.index == index);
-        let Some(offer) = offered else {
-            let reason = format!("rank {peer} knows of no cable {index} to rank {}", request.rank);
-            return Err(Trouble { reason, source: None });
-        };
+        let offered = offers[peer].as_deref().unwrap_or_default();
+        let offer = Offer::find(offered, index, peer, request.rank)
+            .map_err(|reason| Trouble { reason, source: None })?;
         let megabits = end.megabits.min(offer.megabits);
         lanes.push(Joined { peer, megabits, lane: Arc::new(join(request, end, offer, hold)?) });
     }
@@ -255,23 +235,12 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
     let End { peer, index, device, gid_index, mtu, new, .. } = end;
     let cable = format!("{index} from {device} of rank {} to {} of rank {peer}", request.rank, offer.device);
     let route = Route { port: PORT, gid_index, mtu: mtu.min(offer.mtu) };
-    if offer.classes.is_empty() {
-        return Err(Trouble {
-            reason: format!("cable {cable}: rank {peer} offers no queue pair"),
-            source: None,
-        });
-    }
+    offer
+        .check(&cable, peer, new.classes.iter().map(|class| class.slot_bytes))
+        .map_err(|reason| Trouble { reason, source: None })?;
     let mut classes = Vec::new();
-    // One side may have fewer queue pairs than the other; what has no counterpart is given back.
+    // What has no counterpart is given back.
     for (class, offered) in new.classes.into_iter().zip(&offer.classes) {
-        let possible = offered.recv_slots.is_power_of_two() && offered.recv_slots <= MOST_SLOTS;
-        if class.slot_bytes != offered.slot_bytes || !possible {
-            let reason = format!(
-                "cable {cable}: rank {peer} has {} receives of {} bytes, here they have {}",
-                offered.recv_slots, offered.slot_bytes, class.slot_bytes
-            );
-            return Err(Trouble { reason, source: None });
-        }
         let remote = Peer { lid: offer.lid, queue_pair: offered.queue_pair, psn: PSN, gid: Gid(offer.gid) };
         classes.push(Class {
             pair: class.pair.ready_to_receive(&route, &remote)?.ready_to_send(PSN)?,
