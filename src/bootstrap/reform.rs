@@ -465,3 +465,6 @@ fn point(member: &mut Member, control: &Channel) {
         member.addresses.insert(member.named, address);
     }
 }
+
+#[cfg(test)]
+mod tests;

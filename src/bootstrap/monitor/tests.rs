@@ -1,6 +1,9 @@
 //! Watchers that write down what they are told.
 
-use std::{collections::VecDeque, net::TcpListener};
+use std::{
+    collections::VecDeque,
+    net::{TcpListener, TcpStream},
+};
 
 use super::super::{Connections, address::prepare, control::Control, watcher::CauseKind};
 use super::*;
@@ -77,7 +80,7 @@ fn status(sequence: u64) -> Status {
 }
 
 /// Two connected ends, as ranks 0 and 1.
-fn channels() -> (Channel, Channel) {
+pub(in super::super) fn channels() -> (Channel, Channel) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let two = listener.accept().unwrap().0;
@@ -92,7 +95,7 @@ fn channels() -> (Channel, Channel) {
     (caller, called)
 }
 
-fn start(channels: Vec<Option<Channel>>, recorder: &Arc<Recorder>) -> Control {
+pub(in super::super) fn start(channels: Vec<Option<Channel>>, recorder: &Arc<Recorder>) -> Control {
     let rank = channels.iter().position(Option::is_none).unwrap();
     Control::start(Connections { past: past(channels.len()), channels }, rank, recorder.clone()).unwrap()
 }
