@@ -11,6 +11,7 @@
 
 pub(crate) mod address;
 pub(crate) mod alarm;
+mod candidates;
 pub(crate) mod channel;
 pub(crate) mod control;
 mod council;
