@@ -10,9 +10,10 @@
 //! A watcher is called without any lock held.
 #![forbid(unsafe_code)]
 
+mod peer;
+
 use std::{
     io,
-    net::{Shutdown, TcpStream},
     os::fd::AsRawFd,
     sync::{
         Arc, Weak,
@@ -23,18 +24,17 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use socket2::{SockRef, TcpKeepalive};
 
+use self::peer::{Out, PROBE, Peer};
 use super::{
     alarm::Alarm,
     channel::{Broken, Channel},
     council::{Council, Past, Reaction, Word},
     event::{EVENT_LIMIT, Event},
-    frames::{Inbox, Outbox},
     message::{Message, frame_limit},
     watcher::{CauseKind, RemoteCause, Status, Watcher},
 };
-use crate::os::{PollFd, Waker, poll, silence};
+use crate::os::{PollFd, Waker, poll};
 
 /// How long last words may take to be sent, and then to be read by the peer.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -42,19 +42,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const BACKLOG: usize = 64 << 10;
 /// Frames of one peer before the others have their turn.
 const FRAMES: usize = 64;
-/// A machine that vanishes is noticed after three unanswered probes.
-const PROBE: Duration = Duration::from_secs(1);
-const PROBES: u32 = 2;
-/// Also with bytes under way, where the kernel does not probe.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const UNANSWERED: Duration = Duration::from_millis(2500);
-
-/// The kernel's own verdict comes at its third whole second, which its timers make a little more than three. Where it tells how
-/// many of its probes wait for an answer, or how often it has sent the same again, so many, and so long after the last sign of
-/// life, are enough.
-const UNANSWERED_PROBES: u32 = 2;
-const RETRANSMISSIONS: u32 = 3;
-const SILENCE: Duration = Duration::from_millis(2400);
 /// How often the kernel is asked, where machines can vanish.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -104,46 +91,6 @@ pub(super) struct Group {
     /// What is said about a group of those who are left.
     council: Council,
     monitor: Mutex<Option<Arc<Monitor>>>,
-}
-
-struct Peer {
-    stream: TcpStream,
-    out: Mutex<Out>,
-    inbox: Mutex<In>,
-    /// On another machine, which can vanish.
-    remote: bool,
-}
-
-impl Peer {
-    /// True if the kernel has waited for an answer as long as anybody should.
-    fn is_silent(&self) -> bool {
-        self.remote
-            && silence(&self.stream).is_some_and(|found| {
-                let tried = found.probes >= UNANSWERED_PROBES || found.retransmissions >= RETRANSMISSIONS;
-                tried && found.since >= SILENCE
-            })
-    }
-}
-
-struct Out {
-    /// `None` while somebody else speaks on this connection.
-    outbox: Option<Outbox>,
-    said_goodbye: bool,
-    said_failed: bool,
-    /// Nothing more can be said.
-    shut: bool,
-}
-
-struct In {
-    /// `None` while somebody else listens on this connection.
-    inbox: Option<Inbox>,
-    /// What comes next is for somebody else, who takes the inbox in a moment.
-    held: bool,
-    they_left: bool,
-    they_failed: bool,
-    we_are_answered: bool,
-    /// Nothing more can be heard.
-    ended: bool,
 }
 
 impl Group {
@@ -467,71 +414,6 @@ impl Group {
     }
 }
 
-impl Peer {
-    fn new(mut channel: Channel, limit: usize) -> io::Result<Peer> {
-        channel.set_limit(limit);
-        let (stream, inbox, outbox) = channel.into_parts();
-        // What is gone already cannot be set up any more; reading shows how it ended.
-        if stream.peer_addr().is_ok() {
-            keep_alive(&stream)?;
-        }
-        let remote = match (stream.local_addr(), stream.peer_addr()) {
-            (Ok(local), Ok(peer)) => local.ip() != peer.ip(),
-            // It broke just now, which reading will show.
-            _ => false,
-        };
-        Ok(Peer {
-            remote: remote && silence(&stream).is_some(),
-            stream,
-            out: Mutex::new(Out {
-                outbox: Some(outbox),
-                said_goodbye: false,
-                said_failed: false,
-                shut: false,
-            }),
-            inbox: Mutex::new(In {
-                inbox: Some(inbox),
-                held: false,
-                they_left: false,
-                they_failed: false,
-                we_are_answered: false,
-                ended: false,
-            }),
-        })
-    }
-}
-
-impl Out {
-    fn queue(&mut self, event: &Event) {
-        if let Some(outbox) = &mut self.outbox {
-            outbox.queue(&event.encode());
-        }
-    }
-
-    fn unsent(&self) -> bool {
-        self.outbox.as_ref().is_some_and(Outbox::unsent)
-    }
-
-    fn backlog(&self) -> usize {
-        self.outbox.as_ref().map_or(0, Outbox::backlog)
-    }
-
-    fn flush(&mut self, stream: &TcpStream) {
-        let Some(outbox) = &mut self.outbox else { return };
-        if !self.shut && outbox.flush(stream).is_err() {
-            // How it ended is told by the reading side, which still finds what the peer said last.
-            self.shut(stream);
-        }
-    }
-
-    fn shut(&mut self, stream: &TcpStream) {
-        if !std::mem::replace(&mut self.shut, true) {
-            // It fails only if the peer is gone, and then there is nobody to tell.
-            let _ = stream.shutdown(Shutdown::Write);
-        }
-    }
-}
-
 impl Monitor {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
@@ -623,16 +505,6 @@ fn reason(broken: &Broken) -> String {
         Broken::Io(error) => format!("{broken}: {error}"),
         _ => broken.to_string(),
     }
-}
-
-/// Lets the kernel find out when the peer's machine is gone. A process that is stopped stays alive in this sense.
-fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    let socket = SockRef::from(stream);
-    let probes = TcpKeepalive::new().with_time(PROBE).with_interval(PROBE).with_retries(PROBES);
-    socket.set_tcp_keepalive(&probes)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_user_timeout(Some(UNANSWERED))?;
-    Ok(())
 }
 
 #[cfg(test)]
