@@ -102,6 +102,9 @@ impl Core {
                 self.replay(id, stored, lines)?;
                 self.advance(id, lines)
             }
+            None if stored.header.sequence < group.next_sequence => {
+                Err(over(stored.peer, stored.header.sequence, lines))
+            }
             None => {
                 group.early.push_back(stored);
                 Ok(())
@@ -259,8 +262,7 @@ impl Core {
         let Some(group) = self.communicators.get_mut(&header.comm) else { return Ok(()) };
         let (Some(id), Some(from)) = (group.active(header.sequence), group.shared.position[peer]) else {
             if header.sequence < group.next_sequence {
-                let reason = format!("a message of call {}, which is over", header.sequence);
-                return Err(broken(peer, lines, reason));
+                return Err(over(peer, header.sequence, lines));
             }
             return self.hold_payload(peer, header, lines);
         };
@@ -401,6 +403,20 @@ impl Core {
         waiting.into_iter().try_for_each(|id| self.advance(id, lines))
     }
 
+    /// Compares the calls of those whose messages of a call that this rank enters now are landing: that call may be over when
+    /// they have landed.
+    pub(crate) fn check_landing(&self, comm: u32, sequence: u64) -> Result<(), Failure> {
+        self.incoming.iter().enumerate().try_for_each(|(peer, incoming)| match incoming {
+            Incoming::Store(header, _)
+                if header.kind == MessageKind::Collective
+                    && (header.comm, header.sequence) == (comm, sequence) =>
+            {
+                self.check_signature(peer, header)
+            }
+            _ => Ok(()),
+        })
+    }
+
     /// Compares a peer's call with ours at the same place of the sequence.
     pub(crate) fn check_signature(&self, peer: usize, header: &Header) -> Result<(), Failure> {
         let Some(group) = self.communicators.get(&header.comm) else { return Ok(()) };
@@ -410,6 +426,10 @@ impl Core {
 
 /// Grants kept of collectives that this rank has not entered.
 const GRANTS: usize = 4096;
+
+fn over(peer: usize, sequence: u64, lines: &Lines<'_>) -> Failure {
+    broken(peer, lines, format!("a message of call {sequence}, which is over"))
+}
 
 fn broken(peer: usize, lines: &Lines<'_>, reason: String) -> Failure {
     let link = lines.senders[peer].as_ref().map_or(crate::link::LinkKind::Local, crate::link::Sender::kind);

@@ -461,6 +461,7 @@ impl Engine {
                 now.into_iter().try_for_each(|stored| core.replay(id, stored, &lines))?;
             }
         }
+        core.check_landing(comm.id, sequence)?;
         core.advance(id, &lines)?;
         let Core { table, communicators, .. } = core;
         match (table.run(id), communicators.get(&comm.id)) {

@@ -57,9 +57,14 @@ fn arrives(engine: &Engine, header: Header) -> Result<(), Failure> {
 /// A collective in flight in which rank 1 sends `count` bytes, with room for them.
 fn receiving(engine: &Engine, count: usize, into: &mut [u8]) -> OperationId {
     let action = crate::plan::Action::Recv { from: 1, into: span(count) };
+    entering(engine, vec![crate::plan::Step { action, after: Vec::new() }], into).unwrap()
+}
+
+/// A collective of these steps.
+fn entering(engine: &Engine, steps: Vec<crate::plan::Step>, into: &mut [u8]) -> Result<OperationId> {
     let plan = crate::plan::Plan {
         algorithm: crate::plan::Algorithm::Direct,
-        steps: vec![crate::plan::Step { action, after: Vec::new() }],
+        steps,
         scratch: Vec::new(),
         chunk: 1 << 10,
     };
@@ -76,7 +81,7 @@ fn receiving(engine: &Engine, count: usize, into: &mut [u8]) -> OperationId {
     };
     let shared = Arc::clone(&engine.core.lock().communicators[&0].shared);
     // SAFETY: the buffer lives while the tests let anything arrive.
-    unsafe { engine.submit(&shared, submission) }.unwrap()
+    unsafe { engine.submit(&shared, submission) }
 }
 
 fn span(count: usize) -> crate::plan::Span {
@@ -115,6 +120,26 @@ fn a_stream_has_no_empty_messages_beyond_its_one() {
     let place = |engine: &Engine| engine.core.lock().table.run(id).unwrap().accept(1, 0, 0).map(|_| ());
     assert!(place(&engine).is_ok());
     assert!(place(&engine).is_err());
+}
+
+/// Its header came before this rank entered the call, the rest would come when that is over.
+#[test]
+fn a_message_that_is_landing_when_another_call_is_made_is_a_mismatch() {
+    let (engine, _peers) = among(2);
+    let other = Header { signature: [7; 24], ..header(MessageKind::Collective, 0, 10) };
+    assert!(arrives(&engine, other).is_ok());
+    let result = entering(&engine, Vec::new(), &mut []);
+    assert!(matches!(result, Err(Error::Mismatch { sequence: 0, .. })), "{result:?}");
+}
+
+#[test]
+fn a_message_that_has_landed_when_its_call_is_over_is_refused() {
+    let (engine, _peers) = among(2);
+    assert!(arrives(&engine, header(MessageKind::Collective, 0, 10)).is_ok());
+    let id = entering(&engine, Vec::new(), &mut []).unwrap();
+    engine.finish(id, "broadcast").unwrap();
+    let landed = engine.core.lock().payload(1, &engine.lines());
+    assert!(matches!(landed, Err(Failure::Protocol { peer: 1, .. })), "{landed:?}");
 }
 
 #[test]
