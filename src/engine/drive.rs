@@ -151,8 +151,7 @@ impl Engine {
         for &(sequence, signature) in core.communicators.get(&comm)?.latest() {
             self.control.status(peer, Status { comm, sequence, signature });
         }
-        // A peer that says more and more is not listened to for longer.
-        while Instant::now() < until && self.health.wait_news(until) {
+        while self.health.wait_news(until) {
             match self.read_news(core) {
                 Ok(()) | Err(Failure::Diverged { .. }) => {}
                 Err(first) => return Some(first),

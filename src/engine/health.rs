@@ -193,7 +193,7 @@ impl Health {
         while news.failure.is_none() && !self.answered.wait_until(&mut news, until).timed_out() {}
     }
 
-    /// Waits until peers have told where they are: false if the group has failed or the time is up.
+    /// Waits until peers have told where they are: false if the group has failed or the time is up, however much they tell.
     pub(crate) fn wait_news(&self, until: Instant) -> bool {
         let mut news = self.news.lock();
         while news.failure.is_none() && news.statuses.is_empty() {
@@ -201,7 +201,7 @@ impl Health {
                 break;
             }
         }
-        news.failure.is_none() && !news.statuses.is_empty()
+        news.failure.is_none() && !news.statuses.is_empty() && Instant::now() < until
     }
 
     /// True once the peer has said goodbye.

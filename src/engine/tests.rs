@@ -1,5 +1,6 @@
 //! The engine against peers that do what none should.
 
+mod telling;
 mod waking;
 
 use super::*;
