@@ -57,7 +57,7 @@ impl Waker {
     }
 
     /// Whether a thread is about to sleep or sleeps, and nobody has woken it.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
     pub(crate) fn is_parked(&self) -> bool {
         self.parked.0.load(Ordering::Relaxed)
     }
