@@ -1,6 +1,6 @@
 //! Queue pairs: making, connecting, destroying. What they do is in `sender` and `receiver`.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use raccl_sys::abi;
@@ -44,6 +44,8 @@ pub(super) struct Pair {
     failed: AtomicBool,
     /// When something was last sent or received.
     active_at: AtomicU64,
+    /// Sends posted and not completed; written under the sender's lock.
+    pub(super) sending: AtomicUsize,
     pub(super) sender: Mutex<Sender>,
     pub(super) receiver: Mutex<Receiver>,
 }
@@ -132,6 +134,7 @@ pub(super) fn create_qp(
         state: AtomicU32::new(abi::IBV_QPS_RESET),
         failed: AtomicBool::new(false),
         active_at: AtomicU64::new(0),
+        sending: AtomicUsize::new(0),
         sender: Mutex::default(),
         receiver: Mutex::default(),
     });
@@ -196,6 +199,10 @@ impl Pair {
     }
 
     pub(super) fn poll_sender(&self, into: &mut Batch, clock: &mut Clock) {
+        // Most polls are of programs that wait for a message and have none under way.
+        if self.sending.load(Ordering::Acquire) == 0 {
+            return;
+        }
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).poll(self, into, clock);
     }
 

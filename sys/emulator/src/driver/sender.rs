@@ -142,6 +142,7 @@ fn post(pair: &Pair, request: &abi::ibv_send_wr, piece: Option<&abi::ibv_sge>) -
     drop(regions);
     sender.frames += pending.frames;
     sender.queue.push_back(pending);
+    pair.sending.store(sender.queue.len(), Ordering::Release);
     if signaled {
         pair.send_queue.expect();
     }
@@ -318,6 +319,7 @@ impl Sender {
                 }
             };
             if let Some(done) = self.queue.pop_front() {
+                pair.sending.store(self.queue.len(), Ordering::Release);
                 self.frames -= done.frames;
                 if done.signaled || status != abi::IBV_WC_SUCCESS {
                     into.push(pair, done.id, status, abi::IBV_WC_SEND, done.len as u32);
