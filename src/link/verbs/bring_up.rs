@@ -23,10 +23,11 @@ use super::{
     ends::{Cables, Inlet, Outlet},
     hold::{self, Hold},
     keeper,
-    lane::{Class, Lane, PORT, Parts},
+    lane::Lane,
     offer::{Offer, OfferedClass},
     plan,
     rounds::{Lost, Rounds},
+    wire::{Class, PORT, Wire},
 };
 use crate::{
     config::DeviceMatrix,
@@ -255,7 +256,7 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
             done: AtomicU32::new(0),
         });
     }
-    let parts = Parts {
+    let wire = Wire {
         cable,
         queue: new.queue,
         region: new.region,
@@ -264,7 +265,7 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
         in_number: number(request.epoch, peer, request.rank, index),
         sums: request.options.sums,
     };
-    Lane::new(parts, Arc::clone(hold)).map_err(|error| trouble(&error))
+    Lane::new(wire, Arc::clone(hold)).map_err(|error| trouble(&error))
 }
 
 /// Tells a direction of a cable from all others, of this group and of others.
@@ -310,7 +311,11 @@ fn prove(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
 
 fn keep_alive(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
     let Some(every) = request.options.keep_alive else { return Ok(()) };
-    lanes.iter().try_for_each(|joined| keeper::keep(&joined.lane, every)).map_err(|error| Trouble {
+    let keep = |joined: &Joined| {
+        let lane = Arc::downgrade(&joined.lane);
+        keeper::keep(lane, every)
+    };
+    lanes.iter().try_for_each(keep).map_err(|error| Trouble {
         reason: format!("the thread that keeps cables alive cannot be started: {error}"),
         source: Some(error.into()),
     })

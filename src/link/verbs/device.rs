@@ -13,8 +13,8 @@ use raccl_sys::{
 
 use super::{
     Options, hold,
-    lane::{FRAME, PORT},
     plan::{Budget, Share},
+    wire::{FRAME, PORT},
 };
 use crate::config::VerbsTransport;
 

@@ -11,10 +11,10 @@ use super::{
     bring_up::{Trouble, agree},
     crc32c::crc32c,
     device::MOST_SLOTS,
-    lane::FRAME,
     offer::{Offer, OfferedClass},
     packet::{PACKET_BYTES, Packet},
     rounds::Rounds,
+    wire::FRAME,
 };
 use crate::fuzzing::connection;
 

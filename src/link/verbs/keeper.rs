@@ -6,34 +6,42 @@
 
 use std::{
     io,
-    sync::{Arc, Weak},
+    sync::Weak,
     thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
 
-use super::lane::Lane;
+use crate::link::LinkError;
 
 /// The cables, and whether the thread runs.
 static KEEPER: Mutex<Keeper> = Mutex::new(Keeper { cables: Vec::new(), running: false });
 static ARRIVED: Condvar = Condvar::new();
 
 struct Keeper {
-    cables: Vec<Kept>,
+    cables: Vec<Visit>,
     running: bool,
 }
 
-struct Kept {
-    lane: Weak<Lane>,
+struct Visit {
+    whom: Weak<dyn Kept>,
     every: Duration,
     next: Instant,
 }
 
-/// Keeps a cable alive by a word in each `every`, as long as it exists.
-pub(super) fn keep(lane: &Arc<Lane>, every: Duration) -> io::Result<()> {
+/// What is to be kept alive.
+pub(super) trait Kept: Send + Sync {
+    /// Names it.
+    fn name(&self) -> &str;
+    /// Says a word where nothing has been said since the last call, or for long enough.
+    fn keep(&self) -> Result<(), LinkError>;
+}
+
+/// Keeps it alive by a call in each `every`, as long as it exists.
+pub(super) fn keep(whom: Weak<dyn Kept>, every: Duration) -> io::Result<()> {
     let mut keeper = KEEPER.lock();
-    keeper.cables.push(Kept { lane: Arc::downgrade(lane), every, next: Instant::now() + every });
+    keeper.cables.push(Visit { whom, every, next: Instant::now() + every });
     if !keeper.running {
         thread::Builder::new().name("raccl-cables".to_owned()).spawn(run)?;
         keeper.running = true;
@@ -51,7 +59,7 @@ pub(super) fn settle() {
 fn run() {
     let mut keeper = KEEPER.lock();
     loop {
-        keeper.cables.retain(|kept| kept.lane.strong_count() > 0);
+        keeper.cables.retain(|kept| kept.whom.strong_count() > 0);
         let Some(next) = keeper.cables.iter().map(|kept| kept.next).min() else {
             keeper.running = false;
             return;
@@ -63,11 +71,11 @@ fn run() {
         }
         for kept in keeper.cables.iter_mut().filter(|kept| kept.next <= now) {
             kept.next = now + kept.every;
-            if let Some(lane) = kept.lane.upgrade()
-                && let Err(error) = lane.keep_alive()
+            if let Some(whom) = kept.whom.upgrade()
+                && let Err(error) = whom.keep()
             {
                 // Whoever uses the link next is told.
-                tracing::debug!(cable = lane.cable(), %error, "keeping a cable alive failed");
+                tracing::debug!(cable = whom.name(), %error, "keeping a cable alive failed");
             }
         }
     }

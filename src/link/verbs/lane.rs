@@ -1,106 +1,43 @@
-//! One cable as a pipe of bytes: packets over one queue pair or two, with credits, numbers and checksums.
+//! One cable as a pipe of bytes: packets over one queue pair or two, in order again.
 //!
 //! The stream is cut into packets. While as much is waiting as a bulk packet holds, bulk packets go out on the bulk queue pair,
 //! each of exactly as many frames as the receives posted there; the rest goes in packets of one frame on the small queue pair.
 //! So both sides of a queue pair always speak of messages of the same number of frames, and nothing is padded. Numbers put the
 //! packets of the two queue pairs in order again.
 //!
-//! **Credits.** Each side counts the receives that it has posted, in all, and says so in every packet. A packet is sent only when
-//! fewer have been sent on its queue pair than the peer has posted receives there, so no send ever meets no receive. Packets
-//! that say nothing else go out when much is owed; a few receives of the small queue pair are reserved for them.
-//!
 //! **Who holds what.** `tx` is held by whoever sends: a thread that writes, or the reader returning credits, who only tries.
 //! `rx` is held by whoever reads or polls; a writer in need of completions only tries. So nobody who holds one waits for the
-//! other. Counts that both look at are atomics: `granted` and `done` are written under `rx` and read under `tx`; `posted` is
-//! written under `rx` and `told` under `tx`, both read by either. Only the sums matter and each has one writer at a time, but a
-//! slot is written again after its completion was seen, so `done` is stored with release and read with acquire.
+//! other. What both look at is in the [`Wire`].
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSend};
+use raccl_sys::Completion;
 
 use super::{
     crc32c::crc32c_raw,
     hold::Hold,
+    keeper::Kept,
     packet::{Kind, PACKET_BYTES, Packet},
     source::Source,
+    wire::{BATCH, BULK, Came, Class, FRAME, RESERVED, SMALL, Wire},
 };
 use crate::{
-    error::Cause,
     link::{LinkError, stripe},
     os::IoVec,
 };
 
-/// What Apple's driver counts queue depths in.
-pub(super) const FRAME: usize = 4096;
-/// The class of packets of one frame, and that of packets of many.
-pub(super) const SMALL: usize = 0;
-pub(super) const BULK: usize = 1;
-
-/// Receives of the small queue pair that the stream leaves to credits and to the end.
-const RESERVED: i32 = 3;
 /// How often the port is looked at while nothing comes.
 const LOOK: Duration = Duration::from_millis(250);
 /// Reads that find nothing between two looks at the clock.
 const IDLE_READS: u32 = 1024;
-/// Completions taken at a time.
-const BATCH: usize = 16;
-
-/// What went wrong on a cable.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
-    #[error("cable {cable}: packet {expected} was lost, {got} came instead; check the cable")]
-    Lost { cable: String, expected: u32, got: u32 },
-    #[error("cable {cable}: a packet came damaged: {what}; check the cable")]
-    Damaged { cable: String, what: String },
-}
-
-/// The queue pair of a class and its slots in registered memory.
-pub(super) struct Class {
-    pub(super) pair: QueuePair<ReadyToSend>,
-    /// Bytes of a slot, header included; a packet of the bulk class has exactly as many.
-    pub(super) slot_bytes: usize,
-    /// Where the slots begin in the region.
-    pub(super) send_at: usize,
-    pub(super) recv_at: usize,
-    /// How many there are, powers of two.
-    pub(super) send_slots: u32,
-    pub(super) recv_slots: u32,
-    /// Receives that the peer has posted so far.
-    pub(super) granted: AtomicU32,
-    /// Our receives posted so far, and how many of them the peer has been told of.
-    pub(super) posted: AtomicU32,
-    pub(super) told: AtomicU32,
-    /// Our sends that have completed.
-    pub(super) done: AtomicU32,
-}
-
-/// What a lane is made of.
-pub(super) struct Parts {
-    /// Names the cable in errors: the device here, the peer, the device there.
-    pub(super) cable: String,
-    pub(super) queue: CompletionQueue,
-    pub(super) region: MemoryRegion,
-    /// The small class, and the bulk class if the lane has it.
-    pub(super) classes: Vec<Class>,
-    /// Numbers that begin the header sums of what goes out and of what comes in.
-    pub(super) out_number: u32,
-    pub(super) in_number: u32,
-    /// Payloads are summed too.
-    pub(super) sums: bool,
-}
-
 /// One cable to one peer.
 pub(crate) struct Lane {
-    parts: Parts,
+    wire: Wire,
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     /// Dropped after all else.
@@ -149,7 +86,7 @@ struct Arrived {
 
 impl Lane {
     /// A lane of queue pairs that are ready and have no receives yet. Posts them all.
-    pub(super) fn new(parts: Parts, hold: Arc<Hold>) -> Result<Lane, LinkError> {
+    pub(super) fn new(wire: Wire, hold: Arc<Hold>) -> Result<Lane, LinkError> {
         let rx = Rx {
             turns: [0; 2],
             arrived: Default::default(),
@@ -160,10 +97,10 @@ impl Lane {
             idle: 0,
             looked: Instant::now(),
         };
-        let lane = Lane { parts, tx: Mutex::default(), rx: Mutex::new(rx), _hold: hold };
-        for (index, class) in lane.parts.classes.iter().enumerate() {
+        let lane = Lane { wire, tx: Mutex::default(), rx: Mutex::new(rx), _hold: hold };
+        for (index, class) in lane.wire.classes.iter().enumerate() {
             for slot in 0..class.recv_slots {
-                lane.post_receive(index, slot)?;
+                lane.wire.post_receive(index, slot)?;
             }
             // The peer knows of these from the bring-up.
             class.told.store(class.recv_slots, Ordering::Relaxed);
@@ -173,20 +110,20 @@ impl Lane {
 
     /// Names the cable.
     pub(super) fn cable(&self) -> &str {
-        &self.parts.cable
+        &self.wire.cable
     }
 
     /// What tells the directions from those of all other cables: out and in.
     pub(super) fn numbers(&self) -> (u32, u32) {
-        (self.parts.out_number, self.parts.in_number)
+        (self.wire.out_number, self.wire.in_number)
     }
 
     /// Before anything was sent: how much of the stream fills all bulk receives of the peer, and of this side, and some small
     /// bytes that make both queue pairs used. What is out at one end is in at the other.
     pub(super) fn windows(&self) -> (usize, usize) {
         let window = |receives: fn(&Class) -> u32| {
-            let bulk = self.parts.classes.get(BULK);
-            bulk.map_or(0, |class| receives(class) as usize * bulk_payload(class)) + FRAME / 2
+            let bulk = self.wire.classes.get(BULK);
+            bulk.map_or(0, |class| receives(class) as usize * class.payload()) + FRAME / 2
         };
         (window(|class| class.granted.load(Ordering::Relaxed)), window(|class| class.recv_slots))
     }
@@ -200,10 +137,7 @@ impl Lane {
         let mut source = Source::new(pieces);
         let total = source.left;
         while source.left > 0 {
-            let class = match self.parts.classes.get(BULK) {
-                Some(bulk) if source.left >= bulk_payload(bulk) => BULK,
-                _ => SMALL,
-            };
+            let class = self.wire.class_for(source.left);
             let reserve = if class == SMALL { RESERVED } else { 0 };
             if !self.has_room(&tx, class, reserve) {
                 self.poll_if_free()?;
@@ -234,16 +168,14 @@ impl Lane {
                     ended = true;
                     break 'pieces;
                 }
-                let from = self.receive_slot(class, packet.slot);
+                let from = self.wire.receive_slot(class, packet.slot);
                 if let Some(expected) = packet.sum.take() {
                     // SAFETY: the slot is as long as the packet, and nothing is posted there until it has been read.
                     let sum =
                         unsafe { crc32c_raw(0, from.wrapping_add(packet.at), packet.until - packet.at) };
                     if sum != expected {
                         let what = "the checksum of its payload is wrong".to_owned();
-                        return Err(
-                            self.fail(&mut rx, Fault::Damaged { cable: self.parts.cable.clone(), what })
-                        );
+                        return Err(self.fail(&mut rx, self.wire.damaged(what)));
                     }
                 }
                 let count = (packet.until - packet.at).min(piece.iov_len - done);
@@ -285,11 +217,11 @@ impl Lane {
             self.poll_if_free()?;
             if !tx.ended && self.has_room(&tx, SMALL, 0) {
                 let sequence = tx.sequence;
-                self.send(&mut tx, SMALL, Packet { kind: Kind::End, sequence, ..EMPTY })?;
+                self.send(&mut tx, SMALL, Packet { kind: Kind::End, sequence, ..Packet::EMPTY })?;
                 tx.ended = true;
             }
             let left = |(index, class): (usize, &Class)| class.done.load(Ordering::Acquire) == tx.sent[index];
-            if tx.ended && self.parts.classes.iter().enumerate().all(left) || Instant::now() >= until {
+            if tx.ended && self.wire.classes.iter().enumerate().all(left) || Instant::now() >= until {
                 return Ok(());
             }
             drop(tx);
@@ -302,13 +234,13 @@ impl Lane {
     pub(super) fn keep_alive(&self) -> Result<(), LinkError> {
         self.poll_if_free()?;
         let Some(mut tx) = self.tx.try_lock() else { return Ok(()) };
-        for (index, class) in self.parts.classes.iter().enumerate() {
+        for (index, class) in self.wire.classes.iter().enumerate() {
             let reserve = if index == SMALL { RESERVED } else { 0 };
             if tx.sent[index] == tx.noted[index] && !tx.ended && self.has_room(&tx, index, reserve) {
                 let word = match index {
-                    SMALL => EMPTY,
+                    SMALL => Packet::EMPTY,
                     // A packet is shorter than 4 GiB.
-                    _ => Packet { kind: Kind::Idle, bytes: bulk_payload(class) as u32, ..EMPTY },
+                    _ => Packet { kind: Kind::Idle, bytes: class.payload() as u32, ..Packet::EMPTY },
                 };
                 self.send(&mut tx, index, word)?;
             }
@@ -332,9 +264,7 @@ impl Lane {
 
     /// Whether a packet of the class can be sent and leaves `reserve` receives of the peer for others.
     fn has_room(&self, tx: &Tx, class: usize, reserve: i32) -> bool {
-        let (sent, class) = (tx.sent[class], &self.parts.classes[class]);
-        sent.wrapping_sub(class.done.load(Ordering::Acquire)) < class.send_slots
-            && class.granted.load(Ordering::Relaxed).wrapping_sub(sent).cast_signed() > reserve
+        self.wire.has_room(class, tx.sent[class], reserve)
     }
 
     /// Sends the next packet of the stream.
@@ -347,16 +277,16 @@ impl Lane {
         class: usize,
         source: &mut Source<'_>,
     ) -> Result<(), LinkError> {
-        let parts = &self.parts.classes[class];
-        let bytes = source.left.min(parts.slot_bytes - PACKET_BYTES);
-        let to = self.send_slot(class, tx.sent[class]).wrapping_add(PACKET_BYTES);
+        let bytes = source.left.min(self.wire.classes[class].payload());
+        let to = self.wire.send_slot(class, tx.sent[class]).wrapping_add(PACKET_BYTES);
         // SAFETY: the slot is registered memory of ours, long enough, and its last send has completed.
         unsafe { source.copy(to, bytes) };
         // SAFETY: the bytes were just written there.
-        let payload_sum = self.parts.sums.then(|| unsafe { crc32c_raw(0, to, bytes) });
+        let payload_sum = self.wire.sums.then(|| unsafe { crc32c_raw(0, to, bytes) });
         let sequence = tx.sequence;
         // A packet is shorter than 4 GiB.
-        let packet = Packet { kind: Kind::Stream, bytes: bytes as u32, sequence, payload_sum, ..EMPTY };
+        let packet =
+            Packet { kind: Kind::Stream, bytes: bytes as u32, sequence, payload_sum, ..Packet::EMPTY };
         self.send(tx, class, packet)?;
         tx.sequence = sequence.wrapping_add(1);
         Ok(())
@@ -364,38 +294,21 @@ impl Lane {
 
     /// Writes a packet's header in front of its payload and posts both. There is room.
     fn send(&self, tx: &mut Tx, class: usize, mut packet: Packet) -> Result<(), LinkError> {
-        for (index, class) in self.parts.classes.iter().enumerate() {
-            packet.posted[index] = class.posted.load(Ordering::Relaxed);
-            class.told.store(packet.posted[index], Ordering::Relaxed);
-        }
         packet.turn = tx.sent[class];
-        let header = packet.encode(self.parts.out_number);
-        let to = self.send_slot(class, packet.turn);
-        // SAFETY: the slot is registered memory of ours, longer than a header, and its last send has completed.
-        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), to, PACKET_BYTES) };
-        let parts = &self.parts.classes[class];
-        let offset = to.addr() - self.parts.region.as_ptr().addr();
-        let span = self.parts.region.span(offset, PACKET_BYTES + packet.bytes as usize).map_err(sending)?;
-        let id = identity(SEND, class, packet.turn);
-        // SAFETY: the slot is not written again before the completion, and the queue pair keeps the region.
-        unsafe { parts.pair.post_send(id, span) }.map_err(sending)?;
+        self.wire.send(class, &mut packet)?;
         tx.sent[class] = packet.turn.wrapping_add(1);
         Ok(())
     }
 
     /// Says how many receives have been posted, if the peer does not know of many of them and nobody else is sending.
     fn return_credits(&self) -> Result<(), LinkError> {
-        let due = |class: &Class| {
-            let owed = class.posted.load(Ordering::Relaxed).wrapping_sub(class.told.load(Ordering::Relaxed));
-            owed >= (class.recv_slots / 4).max(1)
-        };
-        if !self.parts.classes.iter().any(due) {
+        if !self.wire.owes() {
             return Ok(());
         }
         let Some(mut tx) = self.tx.try_lock() else { return Ok(()) };
         // One receive stays for the end.
         if !tx.ended && self.has_room(&tx, SMALL, 1) {
-            self.send(&mut tx, SMALL, Packet { kind: Kind::Credit, ..EMPTY })?;
+            self.send(&mut tx, SMALL, Packet { kind: Kind::Credit, ..Packet::EMPTY })?;
         }
         Ok(())
     }
@@ -415,7 +328,7 @@ impl Lane {
         let found = find(rx);
         if let (None, [Some(a), Some(b)]) = (found, [rx.arrived[SMALL].front(), rx.arrived[BULK].front()]) {
             let (expected, got) = (rx.sequence, a.sequence.min(b.sequence));
-            return Err(self.fail(rx, Fault::Lost { cable: self.parts.cable.clone(), expected, got }));
+            return Err(self.fail(rx, self.wire.lost(expected, got)));
         }
         Ok(found)
     }
@@ -431,7 +344,7 @@ impl Lane {
             return Err(failure.clone());
         }
         loop {
-            let count = self.parts.queue.poll(&mut rx.done).map_err(receiving);
+            let count = self.wire.poll(&mut rx.done);
             let count = count.inspect_err(|error| rx.failure = Some(error.clone()))?;
             for index in 0..count {
                 let completion = rx.done[index];
@@ -444,56 +357,24 @@ impl Lane {
     }
 
     fn completed(&self, rx: &mut Rx, completion: &Completion) -> Result<(), LinkError> {
-        let (kind, index, slot) = parse(completion.id());
-        let checked = completion.check(self.parts.queue.context());
-        let Some(class) = self.parts.classes.get(index) else {
-            return Err(self.damaged(format!(
-                "the driver completes request {:#x}, which was not made",
-                completion.id()
-            )));
-        };
-        if kind == SEND {
-            checked.map_err(sending)?;
-            class.done.store(slot.wrapping_add(1), Ordering::Release);
+        let Some(Came { class: index, slot, packet }) = self.wire.completed(completion)? else {
             return Ok(());
-        }
-        checked.map_err(receiving)?;
-        let mut header = [0; PACKET_BYTES];
-        if completion.bytes() < PACKET_BYTES || slot >= class.recv_slots {
-            return Err(self.damaged(format!("it has {} bytes", completion.bytes())));
-        }
-        // SAFETY: the slot is longer than a header, and its receive has completed, so the device does not write there.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.receive_slot(index, slot), header.as_mut_ptr(), PACKET_BYTES)
         };
-        let packet = Packet::decode(&header, self.parts.in_number).map_err(|what| self.damaged(what))?;
-        let until = PACKET_BYTES + packet.bytes as usize;
-        if until != completion.bytes() || until > class.slot_bytes {
-            return Err(
-                self.damaged(format!("its header says {until} bytes, and {} came", completion.bytes()))
-            );
-        }
         let expected = rx.turns[index];
         if packet.turn != expected {
-            let cable = self.parts.cable.clone();
-            return Err(receiving(Fault::Lost { cable, expected, got: packet.turn }));
+            return Err(self.wire.lost(expected, packet.turn));
         }
         rx.turns[index] = expected.wrapping_add(1);
-        for (class, posted) in self.parts.classes.iter().zip(packet.posted) {
-            // A packet of the other queue pair may have said more already.
-            if posted.wrapping_sub(class.granted.load(Ordering::Relaxed)).cast_signed() > 0 {
-                class.granted.store(posted, Ordering::Relaxed);
-            }
-        }
+        self.wire.granted(&packet);
         if matches!(packet.kind, Kind::Credit | Kind::Idle) {
-            return self.post_receive(index, slot);
+            return self.wire.post_receive(index, slot);
         }
         rx.arrived[index].push_back(Arrived {
             slot,
             sequence: packet.sequence,
             end: packet.kind == Kind::End,
             at: PACKET_BYTES,
-            until,
+            until: PACKET_BYTES + packet.bytes as usize,
             sum: packet.payload_sum,
         });
         Ok(())
@@ -501,30 +382,19 @@ impl Lane {
 
     /// Posts the receive of a slot that was read again, now or soon.
     fn free(&self, rx: &mut Rx, index: usize, slot: u32) -> Result<(), LinkError> {
-        let most = (self.parts.classes[SMALL].recv_slots / 8) as usize;
+        let most = (self.wire.classes[SMALL].recv_slots / 8) as usize;
         if index == SMALL && rx.unposted.len() < most {
             rx.unposted.push(slot);
             return Ok(());
         }
-        self.post_receive(index, slot)?;
+        self.wire.post_receive(index, slot)?;
         if index == SMALL { self.post_unposted(rx) } else { Ok(()) }
     }
 
     fn post_unposted(&self, rx: &mut Rx) -> Result<(), LinkError> {
         while let Some(slot) = rx.unposted.pop() {
-            self.post_receive(SMALL, slot)?;
+            self.wire.post_receive(SMALL, slot)?;
         }
-        Ok(())
-    }
-
-    fn post_receive(&self, index: usize, slot: u32) -> Result<(), LinkError> {
-        let class = &self.parts.classes[index];
-        let offset = class.recv_at + slot as usize * class.slot_bytes;
-        let span = self.parts.region.span(offset, class.slot_bytes).map_err(receiving)?;
-        // SAFETY: what the slot held has been read, nothing looks at it before the completion, and the queue pair keeps the
-        // region. No more are posted than the queue is deep.
-        unsafe { class.pair.post_recv(identity(RECEIVE, index, slot), span) }.map_err(receiving)?;
-        class.posted.store(class.posted.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         Ok(())
     }
 
@@ -540,66 +410,21 @@ impl Lane {
             return Ok(());
         }
         rx.looked = now;
-        match self.parts.queue.context().active_port(PORT) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let failure = receiving(error);
-                rx.failure = Some(failure.clone());
-                Err(failure)
-            }
-        }
+        self.wire.look_at_port().inspect_err(|error| rx.failure = Some(error.clone()))
     }
 
-    fn send_slot(&self, class: usize, turn: u32) -> *mut u8 {
-        let class = &self.parts.classes[class];
-        let slot = (turn % class.send_slots) as usize;
-        self.parts.region.as_ptr().wrapping_add(class.send_at + slot * class.slot_bytes)
-    }
-
-    fn receive_slot(&self, class: usize, slot: u32) -> *const u8 {
-        let class = &self.parts.classes[class];
-        self.parts.region.as_ptr().wrapping_add(class.recv_at + slot as usize * class.slot_bytes)
-    }
-
-    fn fail(&self, rx: &mut Rx, fault: Fault) -> LinkError {
-        let failure = receiving(fault);
+    fn fail(&self, rx: &mut Rx, failure: LinkError) -> LinkError {
         rx.failure = Some(failure.clone());
         failure
     }
+}
 
-    fn damaged(&self, what: String) -> LinkError {
-        receiving(Fault::Damaged { cable: self.parts.cable.clone(), what })
+impl Kept for Lane {
+    fn name(&self) -> &str {
+        self.cable()
     }
-}
 
-/// Every device has one port.
-pub(super) const PORT: u8 = 1;
-
-/// Bytes of the stream in a bulk packet.
-fn bulk_payload(class: &Class) -> usize {
-    class.slot_bytes - PACKET_BYTES
-}
-
-/// A packet of which nothing is said yet.
-const EMPTY: Packet =
-    Packet { kind: Kind::Credit, bytes: 0, sequence: 0, turn: 0, posted: [0; 2], payload_sum: None };
-
-const SEND: u8 = 1;
-const RECEIVE: u8 = 2;
-
-/// The number of a work request: what it is, its class, and the turn of a send or the slot of a receive.
-fn identity(kind: u8, class: usize, number: u32) -> u64 {
-    u64::from(kind) << 40 | (class as u64) << 32 | u64::from(number)
-}
-
-fn parse(identity: u64) -> (u8, usize, u32) {
-    ((identity >> 40) as u8, (identity >> 32) as usize & 0xFF, identity as u32)
-}
-
-fn sending(source: impl std::error::Error + Send + Sync + 'static) -> LinkError {
-    LinkError::Broken { what: "sending through a cable", source: Cause::new(source) }
-}
-
-fn receiving(source: impl std::error::Error + Send + Sync + 'static) -> LinkError {
-    LinkError::Broken { what: "receiving through a cable", source: Cause::new(source) }
+    fn keep(&self) -> Result<(), LinkError> {
+        self.keep_alive()
+    }
 }

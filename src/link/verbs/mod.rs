@@ -1,8 +1,8 @@
 //! The verbs link: cables between machines, through a library that is loaded at run time.
 //!
-//! [`lane`] is one cable as an ordered, reliable pipe of bytes; striping makes messages of one cable or several as it does of
-//! sockets. [`plan`] counts what devices are asked for, [`device`] opens them, and [`bring_up`] connects all cables of a group,
-//! by the [`offer`]s that their ends make each other in three [`rounds`].
+//! [`wire`] is one cable as it carries packets, and [`lane`] makes an ordered, reliable pipe of bytes of it; striping makes
+//! messages of one cable or several as it does of sockets. [`plan`] counts what devices are asked for, [`device`] opens them, and
+//! [`bring_up`] connects all cables of a group, by the [`offer`]s that their ends make each other in three [`rounds`].
 //! [`keeper`] keeps them alive, and [`hold`] frees them when a signal ends the process.
 
 mod bring_up;
@@ -19,6 +19,7 @@ mod packet;
 mod plan;
 mod rounds;
 mod source;
+mod wire;
 
 use std::time::Duration;
 

@@ -51,6 +51,10 @@ pub(super) struct Packet {
 }
 
 impl Packet {
+    /// One that says nothing but how many receives are posted, and that is yet to be counted.
+    pub(super) const EMPTY: Packet =
+        Packet { kind: Kind::Credit, bytes: 0, sequence: 0, turn: 0, posted: [0; 2], payload_sum: None };
+
     pub(super) fn encode(&self, lane: u32) -> [u8; PACKET_BYTES] {
         let mut bytes = [0; PACKET_BYTES];
         bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());

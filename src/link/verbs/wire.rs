@@ -1,0 +1,251 @@
+//! One cable as it carries packets: its queue pairs, their slots in registered memory, and its credits.
+//!
+//! [`Lane`](super::lane::Lane) makes a stream of it. Whoever owns a wire counts the packets and sees to it that only one thread
+//! sends at a time, and only one receives.
+//!
+//! **Credits.** Each side counts the receives that it has posted, in all, and says so in every packet. A packet is sent only when
+//! fewer have been sent on its queue pair than the peer has posted receives there, so no send ever meets no receive. Packets
+//! that say nothing else go out when much is owed; a few receives of the small queue pair are reserved for them.
+//!
+//! **Counts that both look at** are atomics: `granted` and `done` are written by who receives and read by who sends; `posted` is
+//! written by who receives and `told` by who sends, both read by either. Only the sums matter and each has one writer at a time,
+//! but a slot is written again after its completion was seen, so `done` is stored with release and read with acquire.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSend};
+
+use super::packet::{PACKET_BYTES, Packet};
+use crate::{error::Cause, link::LinkError};
+
+/// What Apple's driver counts queue depths in.
+pub(super) const FRAME: usize = 4096;
+/// The class of packets of one frame, and that of packets of many.
+pub(super) const SMALL: usize = 0;
+pub(super) const BULK: usize = 1;
+/// Every device has one port.
+pub(super) const PORT: u8 = 1;
+
+/// Receives of the small queue pair that streams leave to credits and to the end.
+pub(super) const RESERVED: i32 = 3;
+/// Completions taken at a time.
+pub(super) const BATCH: usize = 16;
+
+/// What went wrong on a cable.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("cable {cable}: packet {expected} was lost, {got} came instead; check the cable")]
+    Lost { cable: String, expected: u32, got: u32 },
+    #[error("cable {cable}: a packet came damaged: {what}; check the cable")]
+    Damaged { cable: String, what: String },
+}
+
+/// The queue pair of a class and its slots in registered memory.
+pub(super) struct Class {
+    pub(super) pair: QueuePair<ReadyToSend>,
+    /// Bytes of a slot, header included; a packet of the bulk class has exactly as many.
+    pub(super) slot_bytes: usize,
+    /// Where the slots begin in the region.
+    pub(super) send_at: usize,
+    pub(super) recv_at: usize,
+    /// How many there are, powers of two.
+    pub(super) send_slots: u32,
+    pub(super) recv_slots: u32,
+    /// Receives that the peer has posted so far.
+    pub(super) granted: AtomicU32,
+    /// Our receives posted so far, and how many of them the peer has been told of.
+    pub(super) posted: AtomicU32,
+    pub(super) told: AtomicU32,
+    /// Our sends that have completed.
+    pub(super) done: AtomicU32,
+}
+
+/// What a cable is made of.
+pub(super) struct Wire {
+    /// Names the cable in errors: the device here, the peer, the device there.
+    pub(super) cable: String,
+    pub(super) queue: CompletionQueue,
+    pub(super) region: MemoryRegion,
+    /// The small class, and the bulk class if the cable has it.
+    pub(super) classes: Vec<Class>,
+    /// Numbers that begin the header sums of what goes out and of what comes in.
+    pub(super) out_number: u32,
+    pub(super) in_number: u32,
+    /// Payloads are summed too.
+    pub(super) sums: bool,
+}
+
+/// A packet that came and lies in its slot.
+pub(super) struct Came {
+    pub(super) class: usize,
+    pub(super) slot: u32,
+    pub(super) packet: Packet,
+}
+
+impl Wire {
+    /// Whether a packet of the class can be sent after `sent` others, and leaves `reserve` receives of the peer for others.
+    #[inline]
+    pub(super) fn has_room(&self, class: usize, sent: u32, reserve: i32) -> bool {
+        let class = &self.classes[class];
+        sent.wrapping_sub(class.done.load(Ordering::Acquire)) < class.send_slots
+            && class.granted.load(Ordering::Relaxed).wrapping_sub(sent).cast_signed() > reserve
+    }
+
+    /// Whether the peer does not know of many of the receives that are posted.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        let due = |class: &Class| {
+            let owed = class.posted.load(Ordering::Relaxed).wrapping_sub(class.told.load(Ordering::Relaxed));
+            owed >= (class.recv_slots / 4).max(1)
+        };
+        self.classes.iter().any(due)
+    }
+
+    /// The class for the next packet of a stream of which so much is waiting.
+    #[inline]
+    pub(super) fn class_for(&self, waiting: usize) -> usize {
+        match self.classes.get(BULK) {
+            Some(bulk) if waiting >= bulk.payload() => BULK,
+            _ => SMALL,
+        }
+    }
+
+    /// Writes a packet's header in front of its payload and posts both. There is room, and `turn` packets of the class have been
+    /// sent before.
+    #[inline]
+    pub(super) fn send(&self, class: usize, packet: &mut Packet) -> Result<(), LinkError> {
+        for (index, class) in self.classes.iter().enumerate() {
+            packet.posted[index] = class.posted.load(Ordering::Relaxed);
+            class.told.store(packet.posted[index], Ordering::Relaxed);
+        }
+        let header = packet.encode(self.out_number);
+        let to = self.send_slot(class, packet.turn);
+        // SAFETY: the slot is registered memory of ours, longer than a header, and its last send has completed.
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), to, PACKET_BYTES) };
+        let offset = to.addr() - self.region.as_ptr().addr();
+        let span = self.region.span(offset, PACKET_BYTES + packet.bytes as usize).map_err(sending)?;
+        let id = identity(SEND, class, packet.turn);
+        // SAFETY: the slot is not written again before the completion, and the queue pair keeps the region.
+        unsafe { self.classes[class].pair.post_send(id, span) }.map_err(sending)
+    }
+
+    /// Posts the receive of a slot.
+    #[inline]
+    pub(super) fn post_receive(&self, index: usize, slot: u32) -> Result<(), LinkError> {
+        let class = &self.classes[index];
+        let offset = class.recv_at + slot as usize * class.slot_bytes;
+        let span = self.region.span(offset, class.slot_bytes).map_err(receiving)?;
+        // SAFETY: what the slot held has been read, nothing looks at it before the completion, and the queue pair keeps the
+        // region. No more are posted than the queue is deep.
+        unsafe { class.pair.post_recv(identity(RECEIVE, index, slot), span) }.map_err(receiving)?;
+        class.posted.store(class.posted.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes completions off the queue, the oldest first; how many.
+    #[inline]
+    pub(super) fn poll(&self, into: &mut [Completion]) -> Result<usize, LinkError> {
+        self.queue.poll(into).map_err(receiving)
+    }
+
+    /// Takes note of a completion; the packet that it announces, if it is of a receive.
+    #[inline]
+    pub(super) fn completed(&self, completion: &Completion) -> Result<Option<Came>, LinkError> {
+        let (kind, index, slot) = parse(completion.id());
+        let checked = completion.check(self.queue.context());
+        let Some(class) = self.classes.get(index) else {
+            return Err(self.damaged(format!(
+                "the driver completes request {:#x}, which was not made",
+                completion.id()
+            )));
+        };
+        if kind == SEND {
+            checked.map_err(sending)?;
+            class.done.store(slot.wrapping_add(1), Ordering::Release);
+            return Ok(None);
+        }
+        checked.map_err(receiving)?;
+        let mut header = [0; PACKET_BYTES];
+        if completion.bytes() < PACKET_BYTES || slot >= class.recv_slots {
+            return Err(self.damaged(format!("it has {} bytes", completion.bytes())));
+        }
+        // SAFETY: the slot is longer than a header, and its receive has completed, so the device does not write there.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.receive_slot(index, slot), header.as_mut_ptr(), PACKET_BYTES)
+        };
+        let packet = Packet::decode(&header, self.in_number).map_err(|what| self.damaged(what))?;
+        let until = PACKET_BYTES + packet.bytes as usize;
+        if until != completion.bytes() || until > class.slot_bytes {
+            return Err(
+                self.damaged(format!("its header says {until} bytes, and {} came", completion.bytes()))
+            );
+        }
+        Ok(Some(Came { class: index, slot, packet }))
+    }
+
+    /// Takes note of the receives that the peer has posted.
+    #[inline]
+    pub(super) fn granted(&self, packet: &Packet) {
+        for (class, posted) in self.classes.iter().zip(packet.posted) {
+            // A packet of the other queue pair may have said more already.
+            if posted.wrapping_sub(class.granted.load(Ordering::Relaxed)).cast_signed() > 0 {
+                class.granted.store(posted, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Asks the device whether the cable is still there, since a receive that never comes says nothing.
+    pub(super) fn look_at_port(&self) -> Result<(), LinkError> {
+        self.queue.context().active_port(PORT).map(drop).map_err(receiving)
+    }
+
+    /// The slot of the packet of that turn.
+    #[inline]
+    pub(super) fn send_slot(&self, class: usize, turn: u32) -> *mut u8 {
+        let class = &self.classes[class];
+        let slot = (turn % class.send_slots) as usize;
+        self.region.as_ptr().wrapping_add(class.send_at + slot * class.slot_bytes)
+    }
+
+    #[inline]
+    pub(super) fn receive_slot(&self, class: usize, slot: u32) -> *const u8 {
+        let class = &self.classes[class];
+        self.region.as_ptr().wrapping_add(class.recv_at + slot as usize * class.slot_bytes)
+    }
+
+    pub(super) fn lost(&self, expected: u32, got: u32) -> LinkError {
+        receiving(Fault::Lost { cable: self.cable.clone(), expected, got })
+    }
+
+    pub(super) fn damaged(&self, what: String) -> LinkError {
+        receiving(Fault::Damaged { cable: self.cable.clone(), what })
+    }
+}
+
+impl Class {
+    /// Bytes of a stream in the longest packet; a bulk packet has exactly as many.
+    #[inline]
+    pub(super) fn payload(&self) -> usize {
+        self.slot_bytes - PACKET_BYTES
+    }
+}
+
+const SEND: u8 = 1;
+const RECEIVE: u8 = 2;
+
+/// The number of a work request: what it is, its class, and the turn of a send or the slot of a receive.
+fn identity(kind: u8, class: usize, number: u32) -> u64 {
+    u64::from(kind) << 40 | (class as u64) << 32 | u64::from(number)
+}
+
+fn parse(identity: u64) -> (u8, usize, u32) {
+    ((identity >> 40) as u8, (identity >> 32) as usize & 0xFF, identity as u32)
+}
+
+fn sending(source: impl std::error::Error + Send + Sync + 'static) -> LinkError {
+    LinkError::Broken { what: "sending through a cable", source: Cause::new(source) }
+}
+
+fn receiving(source: impl std::error::Error + Send + Sync + 'static) -> LinkError {
+    LinkError::Broken { what: "receiving through a cable", source: Cause::new(source) }
+}
