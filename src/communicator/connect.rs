@@ -300,6 +300,7 @@ fn cable_options(resolved: &Resolved) -> verbs::Options {
     verbs::Options {
         transport: resolved.verbs_transport,
         sums: resolved.verbs_checksum,
+        degrade: resolved.degrade,
         bulk_bytes: resolved.verbs_bulk.map_or(plain.bulk_bytes, |bulk| bulk.bytes),
         bulk_depth: resolved.verbs_bulk.map_or(plain.bulk_depth, |bulk| bulk.depth),
         keep_alive: resolved.verbs_keep_alive,

@@ -42,6 +42,7 @@ impl Config {
     /// | `RACCL_VERBS_LIBRARY` | [`Config::verbs_library`] |
     /// | `RACCL_VERBS_TRANSPORT` | [`Config::verbs_transport`]: `uc` or `rc` |
     /// | `RACCL_VERBS_CHECKSUM` | [`Config::verbs_checksum`]: `1` or `0` |
+    /// | `RACCL_DEGRADE` | [`Config::degrade`]: `1` or `0` |
     /// | `RACCL_VERBS_BULK` | [`Config::verbs_bulk`]: `64K*8` |
     /// | `RACCL_VERBS_KEEP_ALIVE` | [`Config::verbs_keep_alive`]: `20s`, `0` |
     /// | `RACCL_SIGNALS` | [`Config::signals`]: `1` or `0` |
@@ -135,6 +136,7 @@ fn read_raccl(environment: &Environment, config: &mut Config) -> Result<()> {
     config.verbs_library = environment.path("RACCL_VERBS_LIBRARY");
     config.verbs_transport = environment.parsed("RACCL_VERBS_TRANSPORT", str::parse::<VerbsTransport>)?;
     overwrite(&mut config.verbs_checksum, environment.parsed("RACCL_VERBS_CHECKSUM", parse::boolean)?);
+    overwrite(&mut config.degrade, environment.parsed("RACCL_DEGRADE", parse::boolean)?);
     overwrite(&mut config.signals, environment.parsed("RACCL_SIGNALS", parse::boolean)?);
     overwrite(&mut config.verbs_keep_alive, environment.parsed("RACCL_VERBS_KEEP_ALIVE", parse::duration)?);
     config.verbs_bulk = environment.parsed("RACCL_VERBS_BULK", |text| text.parse::<Bulk>().map(Ok))?;
@@ -258,10 +260,11 @@ impl Environment {
 }
 
 /// Every name that means something.
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 26] = [
     "RACCL_ALGORITHM",
     "RACCL_CONNECT_TIMEOUT",
     "RACCL_COORDINATOR",
+    "RACCL_DEGRADE",
     "RACCL_DEVICES",
     "RACCL_ENCRYPT",
     "RACCL_INSECURE",

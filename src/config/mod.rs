@@ -82,6 +82,7 @@ pub struct Config {
     verbs_library: Option<Setting<PathBuf>>,
     verbs_transport: Option<Setting<VerbsTransport>>,
     verbs_checksum: Setting<bool>,
+    degrade: Setting<bool>,
     signals: Setting<bool>,
     verbs_bulk: Option<Setting<StdResult<Bulk, String>>>,
     verbs_keep_alive: Setting<Duration>,
@@ -135,6 +136,7 @@ impl Config {
             verbs_library: None,
             verbs_transport: None,
             verbs_checksum: Setting::default(false),
+            degrade: Setting::default(false),
             signals: Setting::default(true),
             verbs_bulk: None,
             verbs_keep_alive: Setting::default(Duration::from_secs(20)),
@@ -386,6 +388,23 @@ impl Config {
         self
     }
 
+    /// Whether two ranks that are joined by several cables go on over those that are left when one dies, instead of failing. A
+    /// cable dies when it loses or damages a message, when a request to its device fails, or when its port goes down; a warning
+    /// in the log names it and says how many are left. Calls notice nothing but the lost speed. The death of a pair's last cable
+    /// is an error as ever, and a cable that has died is not used again by this group. By default not. What rank 0 says holds for
+    /// all ranks.
+    ///
+    /// It costs registered memory, a third more by default, for what may have to be sent again. Payloads that are damaged
+    /// on the way are noticed with [`verbs_checksum`](Config::verbs_checksum) only.
+    ///
+    /// ```
+    /// let config = raccl::Config::new().degrade(true).verbs_checksum(true);
+    /// ```
+    pub fn degrade(mut self, degrade: bool) -> Config {
+        self.degrade = Setting::new("Config::degrade", degrade);
+        self
+    }
+
     /// How large messages go through a cable: in packets of so many bytes, a multiple of 4096, with room for so many of them,
     /// a power of two, at the receiver. A quarter of that number, and two at least, is on the cable at a time. By default 8 of
     /// 64 KiB. What rank 0 says holds for all ranks.
@@ -552,6 +571,9 @@ impl Config {
         }
         if self.verbs_checksum.given() {
             line("verbs checksum", &self.verbs_checksum.value.to_string(), self.verbs_checksum.name);
+        }
+        if self.degrade.given() {
+            line("degrade", &self.degrade.value.to_string(), self.degrade.name);
         }
         if let Some(bulk) = &self.verbs_bulk {
             let shown = bulk.value.as_ref().map_or_else(|_| "malformed".to_owned(), Bulk::to_string);

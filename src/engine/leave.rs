@@ -64,6 +64,7 @@ impl Engine {
             let Some(cables) = sender.as_ref().and_then(Sender::cables) else { continue };
             let sent = cables.sent();
             loop {
+                cables.tend();
                 self.control.ask(peer);
                 if self.health.wait_arrived(peer, &sent, Instant::now() + PAUSE) {
                     break;

@@ -155,6 +155,9 @@ impl Sender {
     /// Forgets everything in line: afterwards no pointer is held, and every later send is refused as closed. What was sent of
     /// the first message in line stays sent. Returns the bytes that were sent in all, lane by lane.
     pub(crate) fn close(&self) -> Vec<u64> {
+        if let Some(cables) = self.cables() {
+            cables.leave();
+        }
         each!(Sender, self, link => link.close())
     }
 

@@ -32,6 +32,12 @@ pub(crate) trait Outlet: Send {
     /// Every piece is valid for reads of its length during the call.
     unsafe fn write(&mut self, pieces: &[IoVec]) -> Result<usize, LinkError>;
 
+    /// Whether lanes have a way in common, so that none may run ahead of the others: no byte of a message may be taken while
+    /// another lane has bytes of an earlier one in line. Asked before each write or row of writes.
+    fn in_turn(&mut self) -> bool {
+        false
+    }
+
     /// Lets the other side see the end of the stream.
     fn shutdown(&mut self);
 

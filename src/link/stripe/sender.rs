@@ -151,8 +151,9 @@ impl<L: Outlet> Sender<L> {
     fn push(&self, line: &mut Line<L>) -> Result<bool, LinkError> {
         let mut moved = 0;
         let mut failure = None;
-        for lane in &mut line.lanes {
-            match lane.push() {
+        for index in 0..line.lanes.len() {
+            let last = if line.lanes[index].outlet.in_turn() { line.last_in_turn(index) } else { u64::MAX };
+            match line.lanes[index].push(last) {
                 Ok(bytes) => moved += bytes,
                 Err(error) => failure = Some(error),
             }
@@ -197,6 +198,12 @@ impl<L> Line<L> {
         }
     }
 
+    /// The last message of which a lane may send its part without getting ahead of the others.
+    fn last_in_turn(&self, lane: usize) -> u64 {
+        let others = self.lanes.iter().enumerate().filter(|&(other, _)| other != lane);
+        others.filter_map(|(_, other)| other.parts.front()).map(|part| part.ticket).min().unwrap_or(u64::MAX)
+    }
+
     /// The last message that is out on every lane.
     fn sent(&self) -> u64 {
         let first_in_line =
@@ -206,12 +213,12 @@ impl<L> Line<L> {
 }
 
 impl<L: Outlet> Lane<L> {
-    /// Pushes what the lane takes; how many bytes.
-    fn push(&mut self) -> Result<u64, LinkError> {
+    /// Pushes what the lane takes of the messages up to `last`; how many bytes.
+    fn push(&mut self, last: u64) -> Result<u64, LinkError> {
         let before = self.written;
-        while !self.parts.is_empty() {
+        while self.parts.front().is_some_and(|part| part.ticket <= last) {
             let mut pieces = [IoVec { iov_base: std::ptr::null_mut(), iov_len: 0 }; GATHER];
-            let (count, total) = self.gather(&mut pieces);
+            let (count, total) = self.gather(&mut pieces, last);
             // SAFETY: headers live in the line, which does not change during the call; payloads are valid by the promise that
             // their senders gave.
             let taken = unsafe { self.outlet.write(&pieces[..count]) }?;
@@ -224,9 +231,10 @@ impl<L: Outlet> Lane<L> {
     }
 
     /// Names what is at the front of the line; how many pieces and bytes that is.
-    fn gather(&self, pieces: &mut [IoVec; GATHER]) -> (usize, usize) {
+    fn gather(&self, pieces: &mut [IoVec; GATHER], last: u64) -> (usize, usize) {
         let (mut count, mut total) = (0, 0);
-        for (base, length) in self.parts.iter().flat_map(Part::rest).filter(|&(_, length)| length > 0) {
+        let parts = self.parts.iter().take_while(|part| part.ticket <= last);
+        for (base, length) in parts.flat_map(Part::rest).filter(|&(_, length)| length > 0) {
             if count == GATHER || total == LARGEST_TRANSFER {
                 break;
             }

@@ -5,6 +5,7 @@ mod sealing;
 mod threads;
 mod traffic;
 mod trickle;
+mod turns;
 
 use std::net::{TcpListener, TcpStream};
 

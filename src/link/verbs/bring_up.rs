@@ -6,9 +6,11 @@
 //! every rank learns it in the same round, so that all of them use cables or none does.
 
 use std::{
+    collections::BTreeMap,
+    io,
     net::TcpStream,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicU32},
+    sync::{Arc, Weak, atomic::AtomicU32},
     thread,
     time::{Duration, Instant},
 };
@@ -18,11 +20,12 @@ use serde::Serialize;
 
 use super::{
     Options,
+    bundle::{self, Bundle, MOST_STREAMS},
     crc32c::crc32c,
     device::{Device, Examined, NewLane},
-    ends::{Cables, Inlet, Outlet},
+    ends::{Cables, Carrier},
     hold::{self, Hold},
-    keeper,
+    keeper::{self, Kept},
     lane::Lane,
     offer::{Offer, OfferedClass},
     plan,
@@ -86,11 +89,16 @@ pub(crate) fn connect(
     };
     agree(request.rank, &mut rounds, &lanes, |_, _| ())?;
     let lanes = lanes.unwrap_or_default();
-    let proved = prove(request, &lanes).and_then(|()| keep_alive(request, &lanes));
-    agree(request.rank, &mut rounds, &proved, |_, _| ())?;
-    let mut by_peer: Vec<Vec<Joined>> = (0..size).map(|_| Vec::new()).collect();
-    lanes.into_iter().for_each(|joined| by_peer[joined.peer].push(joined));
-    Ok(by_peer.into_iter().map(|lanes| (!lanes.is_empty()).then(|| link(lanes))).collect())
+    let pairs = prove(request, &lanes).and_then(|()| pair_up(request, lanes, &hold));
+    if let Err(failure) = agree(request.rank, &mut rounds, &pairs, |_, _| ()) {
+        drop(pairs);
+        // Which may be looking after one of them.
+        keeper::settle();
+        return Err(failure);
+    }
+    let mut links: Vec<Option<(Sender, Receiver)>> = (0..size).map(|_| None).collect();
+    pairs.unwrap_or_default().into_iter().for_each(|pair| links[pair.peer] = Some(link(&pair)));
+    Ok(links)
 }
 
 /// A trouble of this rank.
@@ -130,7 +138,15 @@ struct Joined {
     peer: usize,
     /// As fast as the slower of its ends; 0 if one of them does not say.
     megabits: u32,
-    lane: Arc<Lane>,
+    lane: Lane,
+}
+
+/// The cables of this rank to a peer.
+struct Pair {
+    peer: usize,
+    /// Of each, in the order of the matrix.
+    megabits: Vec<u32>,
+    carrier: Carrier,
 }
 
 /// The number of the first packet of every queue pair.
@@ -227,7 +243,7 @@ fn meet(
         let offer = Offer::find(offered, index, peer, request.rank)
             .map_err(|reason| Trouble { reason, source: None })?;
         let megabits = end.megabits.min(offer.megabits);
-        lanes.push(Joined { peer, megabits, lane: Arc::new(join(request, end, offer, hold)?) });
+        lanes.push(Joined { peer, megabits, lane: join(request, end, offer, hold)? });
     }
     Ok(lanes)
 }
@@ -242,6 +258,13 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
     let mut classes = Vec::new();
     // What has no counterpart is given back.
     for (class, offered) in new.classes.into_iter().zip(&offer.classes) {
+        if request.options.degrade && offered.recv_slots > class.send_slots {
+            let reason = format!(
+                "cable {cable}: rank {peer} has {} receives, where {} packets can be kept to be sent again",
+                offered.recv_slots, class.send_slots
+            );
+            return Err(Trouble { reason, source: None });
+        }
         let remote = Peer { lid: offer.lid, queue_pair: offered.queue_pair, psn: PSN, gid: Gid(offer.gid) };
         classes.push(Class {
             pair: class.pair.ready_to_receive(&route, &remote)?.ready_to_send(PSN)?,
@@ -250,6 +273,8 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
             recv_at: class.recv_at,
             send_slots: class.send_slots,
             recv_slots: class.recv_slots,
+            window: class.window,
+            peer_slots: offered.recv_slots,
             granted: AtomicU32::new(offered.recv_slots),
             posted: AtomicU32::new(0),
             told: AtomicU32::new(0),
@@ -309,13 +334,44 @@ fn prove(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn keep_alive(request: &Request<'_>, lanes: &[Joined]) -> Result<(), Trouble> {
-    let Some(every) = request.options.keep_alive else { return Ok(()) };
-    let keep = |joined: &Joined| {
-        let lane = Arc::downgrade(&joined.lane);
-        keeper::keep(lane, every)
-    };
-    lanes.iter().try_for_each(keep).map_err(|error| Trouble {
+/// Brings together the lanes of each peer, and has them kept alive.
+fn pair_up(
+    request: &Request<'_>,
+    lanes: Vec<Joined>,
+    hold: &io::Result<Arc<Hold>>,
+) -> Result<Vec<Pair>, Trouble> {
+    // Without it there are no lanes.
+    let Ok(hold) = hold else { return Ok(Vec::new()) };
+    let mut by_peer: BTreeMap<usize, (Vec<u32>, Vec<Lane>)> = BTreeMap::new();
+    for Joined { peer, megabits, lane } in lanes {
+        let (speeds, lanes) = by_peer.entry(peer).or_default();
+        speeds.push(megabits);
+        lanes.push(lane);
+    }
+    let Options { keep_alive, degrade, .. } = request.options;
+    let mut pairs = Vec::new();
+    for (peer, (megabits, lanes)) in by_peer {
+        let carrier = if degrade && (2..=MOST_STREAMS).contains(&lanes.len()) {
+            let bundle = Bundle::new(lanes, keep_alive, Arc::clone(hold)).map_err(|error| trouble(&error))?;
+            let bundle = Arc::new(bundle);
+            let weak = Arc::downgrade(&bundle);
+            keep(weak, bundle::TICK)?;
+            Carrier::Bundle(bundle)
+        } else {
+            let lanes: Vec<Arc<Lane>> = lanes.into_iter().map(Arc::new).collect();
+            for lane in &lanes {
+                let weak = Arc::downgrade(lane);
+                keep_alive.map_or(Ok(()), |every| keep(weak, every))?;
+            }
+            Carrier::Lanes(lanes)
+        };
+        pairs.push(Pair { peer, megabits, carrier });
+    }
+    Ok(pairs)
+}
+
+fn keep(whom: Weak<dyn Kept>, every: Duration) -> Result<(), Trouble> {
+    keeper::keep(whom, every).map_err(|error| Trouble {
         reason: format!("the thread that keeps cables alive cannot be started: {error}"),
         source: Some(error.into()),
     })
@@ -386,14 +442,13 @@ fn pattern(number: u32, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// The link of a pair's lanes.
-fn link(joined: Vec<Joined>) -> (Sender, Receiver) {
-    let split = stripe::Split::new(&weights(joined.iter().map(|joined| joined.megabits).collect()));
-    let lanes: Vec<Arc<Lane>> = joined.into_iter().map(|joined| joined.lane).collect();
-    let outlets = lanes.iter().cloned().map(Outlet::new).collect();
-    let inlets = lanes.iter().cloned().map(Inlet::new).collect();
+/// The link of a pair.
+fn link(pair: &Pair) -> (Sender, Receiver) {
+    let split = stripe::Split::new(&weights(pair.megabits.clone()));
+    let (outlets, inlets) = pair.carrier.ends(pair.megabits.len());
     let sender = stripe::Sender::new(outlets, split.clone());
-    (Sender::Verbs(sender, Cables::new(lanes)), Receiver::Verbs(stripe::Receiver::new(inlets, split)))
+    let cables = Cables::new(pair.carrier.clone());
+    (Sender::Verbs(sender, cables), Receiver::Verbs(stripe::Receiver::new(inlets, split)))
 }
 
 /// Cables carry in proportion to their speeds, or equally if one of them has none. Both sides have the same numbers.

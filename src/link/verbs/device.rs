@@ -49,6 +49,8 @@ struct Slots {
     bytes: usize,
     sends: u32,
     receives: u32,
+    /// Sends that are handed to the device at a time.
+    window: u32,
     send_at: usize,
     recv_at: usize,
 }
@@ -61,6 +63,7 @@ pub(super) struct NewClass {
     pub(super) recv_at: usize,
     pub(super) send_slots: u32,
     pub(super) recv_slots: u32,
+    pub(super) window: u32,
 }
 
 /// One end of a cable before it is connected.
@@ -121,7 +124,7 @@ impl Device {
         let base = self.lanes * lane_bytes(&self.classes);
         self.lanes += 1;
         // Whatever is posted at a time has a place: each slot once.
-        let entries: u32 = self.classes.iter().map(|class| class.sends + class.receives).sum();
+        let entries: u32 = self.classes.iter().map(|class| class.window + class.receives).sum();
         let queue = self.domain.completion_queue(entries as usize)?;
         let mut classes = Vec::new();
         for slots in &self.classes {
@@ -130,7 +133,7 @@ impl Device {
                 Provider::Apple => (slots.bytes / FRAME) as u32,
                 Provider::Linux => 1,
             };
-            let depth = raccl_sys::Depths { send: slots.sends * unit, recv: slots.receives * unit };
+            let depth = raccl_sys::Depths { send: slots.window * unit, recv: slots.receives * unit };
             let pair = self.domain.queue_pair(
                 &QueuePairOptions { transport: self.transport, depth },
                 &queue,
@@ -142,9 +145,9 @@ impl Device {
                 0 => 0,
                 count => 1 << count.ilog2(),
             };
-            let send_slots = fit(granted.send, slots.sends);
+            let window = fit(granted.send, slots.window);
             let recv_slots = fit(granted.recv, slots.receives);
-            if send_slots < 2 || recv_slots < 2 {
+            if window < 2 || recv_slots < 2 {
                 let what = format!(
                     "RDMA device {} grants queues {} and {} deep, where {} and {} were asked for; set RACCL_VERBS_BULK to less",
                     self.domain.context().name(),
@@ -160,8 +163,9 @@ impl Device {
                 slot_bytes: slots.bytes,
                 send_at: base + slots.send_at,
                 recv_at: base + slots.recv_at,
-                send_slots,
+                send_slots: slots.sends,
                 recv_slots,
+                window,
             });
         }
         Ok(NewLane { queue, region: self.region.clone(), classes })
@@ -183,16 +187,18 @@ fn wait_for_gid(context: &Context, until: Instant) -> Result<GidEntry, Error> {
 ///
 /// Of bulk packets, few are handed to the device at a time, because whatever goes out later waits behind them on the cable, the
 /// words that tell the peer of posted receives too: when both sides send, a peer with no more receives than we have sends
-/// would always wait for such a word, and the cable would be idle half of the time.
+/// would always wait for such a word, and the cable would be idle half of the time. Where cables stand in for each other, there
+/// is a slot for whatever the peer may not have yet, which is as much as it has receives.
 fn divide(share: &Share, options: &Options) -> Vec<Slots> {
     let bulk_sends = (options.bulk_depth / 4).max(2);
     let sizes = [(FRAME, SMALL_SLOTS, SMALL_SLOTS), (options.bulk_bytes, bulk_sends, options.bulk_depth)];
     let mut at = 0;
-    let slots = |(bytes, sends, receives): (usize, u32, u32)| {
+    let slots = |(bytes, window, receives): (usize, u32, u32)| {
+        let sends = if options.degrade { receives } else { window };
         let send_at = at;
         let recv_at = send_at + bytes * sends as usize;
         at = recv_at + bytes * receives as usize;
-        Slots { bytes, sends, receives, send_at, recv_at }
+        Slots { bytes, sends, receives, window, send_at, recv_at }
     };
     sizes.into_iter().take(share.classes).map(slots).collect()
 }

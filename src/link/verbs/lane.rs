@@ -108,6 +108,13 @@ impl Lane {
         Ok(lane)
     }
 
+    /// The cable itself, with the packets that were sent and that came, by class. Nothing of the stream is waiting.
+    pub(super) fn into_wire(self) -> Result<(Wire, [u32; 2], [u32; 2]), LinkError> {
+        self.post_unposted(&mut self.rx.lock())?;
+        let Lane { wire, tx, rx, .. } = self;
+        Ok((wire, tx.into_inner().sent, rx.into_inner().turns))
+    }
+
     /// Names the cable.
     pub(super) fn cable(&self) -> &str {
         &self.wire.cable
@@ -366,6 +373,9 @@ impl Lane {
         }
         rx.turns[index] = expected.wrapping_add(1);
         self.wire.granted(&packet);
+        if packet.kind == Kind::Down || packet.stream != 0 {
+            return Err(self.wire.damaged("it is of a pair whose cables stand in for each other".to_owned()));
+        }
         if matches!(packet.kind, Kind::Credit | Kind::Idle) {
             return self.wire.post_receive(index, slot);
         }

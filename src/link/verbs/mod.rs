@@ -1,11 +1,13 @@
 //! The verbs link: cables between machines, through a library that is loaded at run time.
 //!
 //! [`wire`] is one cable as it carries packets, and [`lane`] makes an ordered, reliable pipe of bytes of it; striping makes
-//! messages of one cable or several as it does of sockets. [`plan`] counts what devices are asked for, [`device`] opens them, and
-//! [`bring_up`] connects all cables of a group, by the [`offer`]s that their ends make each other in three [`rounds`].
+//! messages of one cable or several as it does of sockets. [`bundle`] makes as many pipes of several cables, which go on while one
+//! is left. [`plan`] counts what devices are asked for, [`device`] opens them, and [`bring_up`] connects all cables of a group, by
+//! the [`offer`]s that their ends make each other in three [`rounds`].
 //! [`keeper`] keeps them alive, and [`hold`] frees them when a signal ends the process.
 
 mod bring_up;
+mod bundle;
 mod crc32c;
 mod device;
 mod ends;
@@ -43,6 +45,8 @@ pub(crate) struct Options {
     pub(crate) bulk_depth: u32,
     /// How long a queue pair may be silent; `None` is for ever.
     pub(crate) keep_alive: Option<Duration>,
+    /// A pair goes on over the cables that are left when one dies.
+    pub(crate) degrade: bool,
 }
 
 impl Default for Options {
@@ -54,6 +58,7 @@ impl Default for Options {
             bulk_bytes: 64 << 10,
             bulk_depth: 8,
             keep_alive: Some(Duration::from_secs(20)),
+            degrade: false,
         }
     }
 }

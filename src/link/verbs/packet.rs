@@ -1,15 +1,18 @@
 //! The 32 bytes in front of what one work request carries.
 //!
 //! ```text
-//!  0       2   3    4       8          12     16       20      24          28           32
-//! +-------+---+----+-------+----------+------+--------+-------+-----------+------------+
-//! | magic |ver|kind| bytes | sequence | turn | small  | bulk  |payload sum| header sum |
-//! +-------+---+----+-------+----------+------+--------+-------+-----------+------------+
+//!  0       2   3    4       7      8          12     16       20      24          28           32
+//! +-------+---+----+-------+------+----------+------+--------+-------+-----------+------------+
+//! | magic |ver|kind| bytes |stream| sequence | turn | small  | bulk  |payload sum| header sum |
+//! +-------+---+----+-------+------+----------+------+--------+-------+-----------+------------+
 //! ```
 //! All fields are little-endian. A queue pair has no way to tell its user that something was lost or came twice, so every
 //! packet says which it is: `turn` counts the packets of its queue pair and `sequence` those of the lane that carry the stream,
 //! over both queue pairs. `small` and `bulk` count the receives that the sender of the packet has posted so far. The header sum
 //! begins with a number of the lane and direction, so that no other lane's packet is ever taken for one of this.
+//!
+//! Where the cables of a pair stand in for each other (see [`bundle`](super::bundle)), `stream` says whose bytes these are, and
+//! `sequence` where in that stream they begin, modulo 2^32. Otherwise `stream` is 0.
 #![forbid(unsafe_code)]
 
 use super::crc32c::crc32c;
@@ -18,7 +21,7 @@ use super::crc32c::crc32c;
 pub(super) const PACKET_BYTES: usize = 32;
 
 const MAGIC: u16 = 0xC17B;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// In the byte of the kind: the payload's sum is given.
 const SUMMED: u8 = 0x80;
 
@@ -34,13 +37,17 @@ pub(super) enum Kind {
     End = 3,
     /// Bytes of no meaning, so that a queue pair of long packets is not silent for ever; has no sequence.
     Idle = 4,
+    /// A cable is dead: [`Down`]. Has no sequence, and always a payload sum.
+    Down = 5,
 }
 
 /// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) kind: Kind,
-    /// Bytes behind the header.
+    /// Which stream it belongs to.
+    pub(super) stream: u8,
+    /// Bytes behind the header, fewer than 2^24.
     pub(super) bytes: u32,
     pub(super) sequence: u32,
     pub(super) turn: u32,
@@ -52,8 +59,15 @@ pub(super) struct Packet {
 
 impl Packet {
     /// One that says nothing but how many receives are posted, and that is yet to be counted.
-    pub(super) const EMPTY: Packet =
-        Packet { kind: Kind::Credit, bytes: 0, sequence: 0, turn: 0, posted: [0; 2], payload_sum: None };
+    pub(super) const EMPTY: Packet = Packet {
+        kind: Kind::Credit,
+        stream: 0,
+        bytes: 0,
+        sequence: 0,
+        turn: 0,
+        posted: [0; 2],
+        payload_sum: None,
+    };
 
     pub(super) fn encode(&self, lane: u32) -> [u8; PACKET_BYTES] {
         let mut bytes = [0; PACKET_BYTES];
@@ -61,7 +75,7 @@ impl Packet {
         bytes[2] = VERSION;
         bytes[3] = self.kind as u8 | if self.payload_sum.is_some() { SUMMED } else { 0 };
         let fields = [
-            self.bytes,
+            self.bytes | u32::from(self.stream) << 24,
             self.sequence,
             self.turn,
             self.posted[0],
@@ -94,20 +108,49 @@ impl Packet {
             2 => Kind::Credit,
             3 => Kind::End,
             4 => Kind::Idle,
+            5 => Kind::Down,
             other => return Err(format!("its kind is {other}")),
         };
         let packet = Packet {
             kind,
-            bytes: field(4),
+            stream: bytes[7],
+            bytes: field(4) & 0x00FF_FFFF,
             sequence: field(8),
             turn: field(12),
             posted: [field(16), field(20)],
             payload_sum: (bytes[3] & SUMMED != 0).then(|| field(24)),
         };
-        if matches!(kind, Kind::Stream | Kind::Idle) == (packet.bytes == 0) {
+        if matches!(kind, Kind::Stream | Kind::Idle | Kind::Down) == (packet.bytes == 0) {
             return Err(format!("it is a {kind:?} packet of {} bytes", packet.bytes));
         }
         Ok(packet)
+    }
+}
+
+/// What one side has to know of a cable that is dead to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Down {
+    /// Which of the pair's cables.
+    pub(super) cable: u32,
+    /// Packets that had come through it, by class.
+    pub(super) came: [u32; 2],
+}
+
+impl Down {
+    pub(super) const BYTES: usize = 12;
+
+    pub(super) fn encode(&self) -> [u8; Down::BYTES] {
+        let mut bytes = [0; Down::BYTES];
+        for (place, field) in bytes.chunks_exact_mut(4).zip([self.cable, self.came[0], self.came[1]]) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Whatever has come says something; whether it can be is for the receiver to see.
+    pub(super) fn decode(bytes: &[u8; Down::BYTES]) -> Down {
+        let field = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        Down { cable: field(0), came: [field(4), field(8)] }
     }
 }
 
@@ -120,7 +163,8 @@ mod tests {
     fn sample() -> Packet {
         Packet {
             kind: Kind::Stream,
-            bytes: 4064,
+            stream: 5,
+            bytes: 0x00FF_FFE0,
             sequence: u32::MAX,
             turn: 7,
             posted: [64, 5],
@@ -136,9 +180,12 @@ mod tests {
             Packet { kind: Kind::Credit, bytes: 0, ..sample() },
             Packet { kind: Kind::End, bytes: 0, ..sample() },
             Packet { kind: Kind::Idle, ..sample() },
+            Packet { kind: Kind::Down, bytes: 12, ..sample() },
         ] {
             assert_eq!(Packet::decode(&packet.encode(9), 9), Ok(packet));
         }
+        let down = Down { cable: 2, came: [u32::MAX, 7] };
+        assert_eq!(Down::decode(&down.encode()), down);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One cable as it carries packets: its queue pairs, their slots in registered memory, and its credits.
 //!
-//! [`Lane`](super::lane::Lane) makes a stream of it. Whoever owns a wire counts the packets and sees to it that only one thread
-//! sends at a time, and only one receives.
+//! [`Lane`](super::lane::Lane) makes a stream of it, and [`Bundle`](super::bundle::Bundle) makes several streams of several.
+//! Whoever owns a wire counts the packets and sees to it that only one thread sends at a time, and only one receives.
 //!
 //! **Credits.** Each side counts the receives that it has posted, in all, and says so in every packet. A packet is sent only when
 //! fewer have been sent on its queue pair than the peer has posted receives there, so no send ever meets no receive. Packets
@@ -38,6 +38,8 @@ pub(super) enum Fault {
     Lost { cable: String, expected: u32, got: u32 },
     #[error("cable {cable}: a packet came damaged: {what}; check the cable")]
     Damaged { cable: String, what: String },
+    #[error("cable {cable}: its other end found it dead; the output of that rank says why")]
+    GivenUp { cable: String },
 }
 
 /// The queue pair of a class and its slots in registered memory.
@@ -51,6 +53,10 @@ pub(super) struct Class {
     /// How many there are, powers of two.
     pub(super) send_slots: u32,
     pub(super) recv_slots: u32,
+    /// How many sends may be under way, at most as many as there are slots.
+    pub(super) window: u32,
+    /// How many receives the peer has.
+    pub(super) peer_slots: u32,
     /// Receives that the peer has posted so far.
     pub(super) granted: AtomicU32,
     /// Our receives posted so far, and how many of them the peer has been told of.
@@ -87,7 +93,7 @@ impl Wire {
     #[inline]
     pub(super) fn has_room(&self, class: usize, sent: u32, reserve: i32) -> bool {
         let class = &self.classes[class];
-        sent.wrapping_sub(class.done.load(Ordering::Acquire)) < class.send_slots
+        sent.wrapping_sub(class.done.load(Ordering::Acquire)) < class.window
             && class.granted.load(Ordering::Relaxed).wrapping_sub(sent).cast_signed() > reserve
     }
 
@@ -219,6 +225,10 @@ impl Wire {
 
     pub(super) fn damaged(&self, what: String) -> LinkError {
         receiving(Fault::Damaged { cable: self.cable.clone(), what })
+    }
+
+    pub(super) fn given_up(&self) -> LinkError {
+        receiving(Fault::GivenUp { cable: self.cable.clone() })
     }
 }
 
