@@ -8,6 +8,7 @@ mod support;
 
 mod aborts;
 mod cycles;
+mod degrade;
 mod fleet;
 mod kills;
 mod operations;

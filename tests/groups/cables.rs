@@ -9,7 +9,7 @@ use raccl_emulator::{Emulation, Layout, Spec};
 
 use crate::support::{
     bounded,
-    cables::{OVER_CABLES, library},
+    cables::{DEGRADE, OVER_CABLES, library},
     setting,
 };
 
@@ -17,7 +17,12 @@ use crate::support::{
 const SKIPPED: [&str; 3] = ["cables::", "local", "memory"];
 
 /// Runs tests of this program, by the beginnings of their names, in a process that is all machines of an emulation.
-fn again(mut spec: Spec, tests: &[&str]) {
+fn again(spec: Spec, tests: &[&str]) {
+    again_with(spec, tests, &[]);
+}
+
+/// The same with more variables.
+fn again_with(mut spec: Spec, tests: &[&str], variables: &[(&str, &str)]) {
     if env::var_os(OVER_CABLES).is_some() {
         return;
     }
@@ -31,6 +36,7 @@ fn again(mut spec: Spec, tests: &[&str]) {
             .args(SKIPPED.iter().flat_map(|skipped| ["--skip", skipped]))
             .args(["--test-threads", "2"])
             .env(OVER_CABLES, "1")
+            .envs(variables.iter().copied())
             .envs(emulation.environment_of_all())
             .stdin(Stdio::null())
             .output()
@@ -68,4 +74,12 @@ fn bits_lengths_and_calls_are_the_same_over_cables() {
 #[test]
 fn messages_threads_mismatches_and_leaving_are_the_same_over_cables() {
     again(mesh(), &["messages::", "threads::", "mismatch::", "leaving::"]);
+}
+
+#[test]
+fn the_same_holds_where_cables_stand_in_for_each_other() {
+    let some = ["bits::ranks_may_mix", "lengths::fewer", "calls::", "messages::", "threads::", "leaving::"];
+    let all = ["bits::", "lengths::", "calls::", "messages::", "threads::", "mismatch::", "leaving::"];
+    let tests: &[&str] = if setting("RACCL_TEST_ALL", 0) == 0 { &some } else { &all };
+    again_with(mesh(), tests, &[(DEGRADE, "1")]);
 }

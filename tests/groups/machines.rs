@@ -1,6 +1,6 @@
 //! Processes that are machines of their own, joined by emulated Thunderbolt cables.
 
-use std::{env, fmt::Write, path::Path, thread, time::Duration};
+use std::{env, fmt::Write, path::Path, sync::Barrier, thread, time::Duration};
 
 use raccl::{Communicator, Config, Error, LinkKind, Sum};
 use raccl_emulator::{Emulation, Fault, Layout, SPEC_VARIABLE, Spec};
@@ -300,5 +300,39 @@ fn cables_that_are_silent_for_long_are_kept_alive() {
             comm.close().unwrap();
         },
     );
+    assert_eq!(emulation.books().mistakes, Default::default());
+}
+
+#[test]
+fn a_last_message_that_is_lost_comes_another_way_although_its_sender_makes_no_call() {
+    const NAME: &str =
+        "machines::a_last_message_that_is_lost_comes_another_way_although_its_sender_makes_no_call";
+    let emulation = one_process(NAME, &Layout::mesh().cables(2).spec(2), |emulation| {
+        for count in [1, 5000, 100_000] {
+            for _ in 0..3 {
+                let meeting = Meeting::new();
+                let emulation = Emulation::attach(emulation.spec_file()).unwrap();
+                let has_come = Barrier::new(2);
+                ranks(2, move |rank| {
+                    let comm = thread_config(&meeting, &emulation, rank).degrade(true).connect().unwrap();
+                    let mut values = vec![7_u64; count];
+                    comm.barrier().unwrap();
+                    if rank == 0 {
+                        let fault = Fault::Lose { cable: 0, end: 0, message: 0, every: None };
+                        emulation.inject(&fault).unwrap();
+                        comm.send(&values, 1, 1).unwrap();
+                    } else {
+                        values.fill(0);
+                        comm.recv(&mut values, 0, 1).unwrap();
+                        assert!(values.iter().all(|&value| value == 7));
+                    }
+                    has_come.wait();
+                    comm.close().unwrap();
+                });
+            }
+        }
+    });
+    let Some(emulation) = emulation else { return };
+    assert!(emulation.books().live.is_zero(), "{:?} is left", emulation.books());
     assert_eq!(emulation.books().mistakes, Default::default());
 }

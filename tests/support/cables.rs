@@ -10,6 +10,9 @@ use raccl_emulator::{Emulation, SPEC_VARIABLE, find_library};
 /// Says in the environment that groups of threads are joined by the cables of the emulation there, not by sockets.
 pub(crate) const OVER_CABLES: &str = "RACCL_TEST_OVER_CABLES";
 
+/// Says beside it that these cables stand in for each other.
+pub(crate) const DEGRADE: &str = "RACCL_TEST_OVER_CABLES_DEGRADE";
+
 /// Joins a group by cables instead of sockets, as many for a pair, if this process is to do so. Ranks beyond the machines of the
 /// emulation have none.
 pub(crate) fn plug(config: Config, size: usize, cables: usize) -> Config {
@@ -27,6 +30,7 @@ pub(crate) fn plug(config: Config, size: usize, cables: usize) -> Config {
         .link(LinkKind::Verbs)
         .devices(serde_json::to_string(&rows).unwrap())
         .verbs_library(library())
+        .degrade(env::var_os(DEGRADE).is_some())
         .connect_timeout(super::HANG)
 }
 
