@@ -260,7 +260,7 @@ impl Environment {
 }
 
 /// Every name that means something.
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 27] = [
     "RACCL_ALGORITHM",
     "RACCL_CONNECT_TIMEOUT",
     "RACCL_COORDINATOR",
@@ -278,6 +278,7 @@ const NAMES: [&str; 26] = [
     "RACCL_RANK",
     "RACCL_SECRET_FD",
     "RACCL_SECRET_FILE",
+    "RACCL_SIGNALS",
     "RACCL_SIZE",
     "RACCL_SOCKETS",
     "RACCL_TIMEOUT",
@@ -496,5 +497,18 @@ mod tests {
             "[0-9]{1,3}".prop_map(OsString::from),
             "[a-z0-9.:,\\[\\]-]{0,20}".prop_map(OsString::from),
         ]
+    }
+
+    #[test]
+    fn every_name_that_is_read_is_known() {
+        let code = include_str!("environment.rs").split("mod tests").next().unwrap();
+        let is_name = |text: &&str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        let quoted = code.split('"').skip(1).step_by(2).filter(|text| text.starts_with("RACCL_"));
+        let names = quoted.filter(is_name).filter(|name| !PREFIXES_OF_OTHERS.contains(name));
+        let names: Vec<&str> = names.filter(|&name| name != "RACCL_").collect();
+        assert!(names.len() > NAMES.len() + 20, "each name is listed once and read once: {names:?}");
+        for name in names {
+            assert!(NAMES.contains(&name), "{name} is read and not known");
+        }
     }
 }
