@@ -6,9 +6,9 @@
 //! once, to nearest even. Only which NaN a NaN is may differ.
 
 mod arithmetic;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
 mod avx512;
 mod blocks;
 mod custom;
