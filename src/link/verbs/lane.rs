@@ -169,7 +169,9 @@ impl Lane {
         'pieces: for piece in pieces {
             let mut done = 0;
             while done < piece.iov_len {
-                let Some(class) = self.front(&mut rx)? else { break 'pieces };
+                // Whoever has something does not wait for a look at the device.
+                let front = if filled > 0 { next(&rx) } else { self.front(&mut rx)? };
+                let Some(class) = front else { break 'pieces };
                 let Some(packet) = rx.arrived[class].front_mut() else { break 'pieces };
                 if packet.end {
                     ended = true;
@@ -322,17 +324,11 @@ impl Lane {
 
     /// The class of the packet that is next in the stream, if it has arrived.
     fn front(&self, rx: &mut Rx) -> Result<Option<usize>, LinkError> {
-        let find = |rx: &Rx| {
-            let is_next = |class: &usize| {
-                rx.arrived[*class].front().is_some_and(|packet| packet.sequence == rx.sequence)
-            };
-            [SMALL, BULK].into_iter().find(is_next)
-        };
-        if let Some(class) = find(rx) {
+        if let Some(class) = next(rx) {
             return Ok(Some(class));
         }
         self.poll(rx)?;
-        let found = find(rx);
+        let found = next(rx);
         if let (None, [Some(a), Some(b)]) = (found, [rx.arrived[SMALL].front(), rx.arrived[BULK].front()]) {
             let (expected, got) = (rx.sequence, a.sequence.min(b.sequence));
             return Err(self.fail(rx, self.wire.lost(expected, got)));
@@ -437,4 +433,11 @@ impl Kept for Lane {
     fn keep(&self) -> Result<(), LinkError> {
         self.keep_alive()
     }
+}
+
+/// The class of the packet that is next in the stream, if it is known to have arrived.
+fn next(rx: &Rx) -> Option<usize> {
+    let is_next =
+        |class: &usize| rx.arrived[*class].front().is_some_and(|packet| packet.sequence == rx.sequence);
+    [SMALL, BULK].into_iter().find(is_next)
 }

@@ -185,7 +185,8 @@ impl Bundle {
         'pieces: for piece in pieces {
             let mut done = 0;
             while done < piece.iov_len {
-                if state.inbound.front(stream).is_none() {
+                // Whoever has something does not wait for a look at the devices.
+                if filled == 0 && state.inbound.front(stream).is_none() {
                     self.look(state, stream);
                 }
                 let Some(front) = state.inbound.front(stream) else { break 'pieces };
