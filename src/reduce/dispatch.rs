@@ -1,7 +1,4 @@
 //! Which kernel carries out an operation, and on which instruction set.
-//!
-//! Builds that check something else than kernels leave out those for newer x86-64 processors by `--cfg raccl_baseline`: they are
-//! most of what is compiled.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -29,10 +26,10 @@ pub(super) enum Level {
     /// What every processor of the target has.
     Baseline,
     /// AVX2 and F16C.
-    #[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
-    #[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+    #[cfg(target_arch = "x86_64")]
     Avx512,
     /// Advanced SIMD.
     #[cfg(target_arch = "aarch64")]
@@ -43,7 +40,7 @@ impl Level {
     /// Every level that this processor can run, the best one last.
     pub(super) fn available() -> Vec<Level> {
         let mut levels = vec![Level::Baseline];
-        #[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+        #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx2") && has!("f16c") {
@@ -135,10 +132,10 @@ impl Kernel {
 pub(super) fn kernel(level: Level, dtype: DType, op: ReduceOp) -> Option<Kernel> {
     match level {
         Level::Baseline => in_blocks::<loops::Baseline>(dtype, op),
-        #[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+        #[cfg(target_arch = "x86_64")]
         Level::Avx2 => in_registers::<std::arch::x86_64::__m256>(dtype, op)
             .or_else(|| in_blocks::<loops::Avx2>(dtype, op)),
-        #[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+        #[cfg(target_arch = "x86_64")]
         Level::Avx512 => in_registers::<std::arch::x86_64::__m512>(dtype, op)
             .or_else(|| in_blocks::<loops::Avx512>(dtype, op)),
         #[cfg(target_arch = "aarch64")]

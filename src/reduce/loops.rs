@@ -98,13 +98,13 @@ compile! {
     Baseline
 }
 
-#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+#[cfg(target_arch = "x86_64")]
 compile! {
     /// x86-64 with AVX2.
     Avx2, "avx2"
 }
 
-#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+#[cfg(target_arch = "x86_64")]
 compile! {
     /// x86-64 with AVX-512, for its 64-bit integers.
     Avx512, "avx512f,avx512bw,avx512dq,avx512vl"

@@ -6,9 +6,9 @@
 //! once, to nearest even. Only which NaN a NaN is may differ.
 
 mod arithmetic;
-#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+#[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(all(target_arch = "x86_64", not(raccl_baseline)))]
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod blocks;
 mod custom;
