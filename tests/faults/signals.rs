@@ -247,7 +247,6 @@ fn a_handler_of_the_program_stays_and_is_called() {
     ends.iter().for_each(|end| end.assert_well("own handler"));
 }
 
-/// Also a rank that is in no call, and one that has left its calls and is about to exit.
 #[test]
 fn a_rank_that_computes_is_ended_as_one_that_waits_is() {
     const NAME: &str = "signals::a_rank_that_computes_is_ended_as_one_that_waits_is";
