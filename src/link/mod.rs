@@ -161,9 +161,10 @@ impl Sender {
         each!(Sender, self, link => link.close())
     }
 
-    /// [Closes](Self::close), and lets the peer see the end of the stream.
-    pub(crate) fn shutdown(&self) {
-        each!(Sender, self, link => link.shutdown());
+    /// [Closes](Self::close), and lets the peer see the end of the stream. False if that and what was sent before it are still on
+    /// their way out, which may be for ever: then call it again later.
+    pub(crate) fn shutdown(&self) -> bool {
+        each!(Sender, self, link => link.shutdown())
     }
 
     /// Lets go of the link's device, after the receiver was dropped: what is left undone there is lost. Does nothing where the link

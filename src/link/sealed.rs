@@ -105,8 +105,8 @@ impl<O: stripe::Outlet> stripe::Outlet for Outlet<O> {
         }
     }
 
-    fn shutdown(&mut self) {
-        self.below.shutdown();
+    fn shutdown(&mut self) -> bool {
+        self.below.shutdown()
     }
 
     fn fd(&self) -> Option<RawFd> {

@@ -61,9 +61,10 @@ impl stripe::Outlet for Outlet {
         }
     }
 
-    fn shutdown(&mut self) {
+    fn shutdown(&mut self) -> bool {
         // It fails only when the connection is gone already, which the peer sees as well.
         let _ = self.0.shutdown(Shutdown::Write);
+        true
     }
 
     fn fd(&self) -> Option<RawFd> {

@@ -144,6 +144,17 @@ impl Fleet {
         }
     }
 
+    /// Waits until a rank has ended, while the others go on.
+    pub(crate) fn wait_for_end(&mut self, rank: usize) {
+        let until = Instant::now() + HANG;
+        while self.ranks[rank].child.try_wait().unwrap().is_none() {
+            if Instant::now() >= until {
+                self.give_up(&format!("rank {rank} does not end"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn has_said(&self, rank: usize, word: &str) -> bool {
         self.ranks[rank].said.iter().any(|line| line.starts_with(word))
     }

@@ -4,6 +4,7 @@
 use std::{
     env, fs,
     os::unix::process::ExitStatusExt,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +21,7 @@ use crate::{
     fleet::{End, Fleet, say},
     kills::{BOUND, lost, report, seed},
     operations::Operations,
-    support::{child, random::Random, setting},
+    support::{child, free_address, random::Random, setting},
 };
 
 /// What interrupts a group.
@@ -166,6 +167,168 @@ fn work(config: Config) {
         }
     }
     report(&result.unwrap_err());
+}
+
+/// What keeps a rank from leaving, for longer than a signal waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// The others are stopped, and do not answer its goodbye.
+    Answer,
+    /// What they have sent does not come.
+    Arrivals,
+    /// What it has sent does not leave.
+    Departure,
+    /// What it has sent does not arrive.
+    Confirmation,
+}
+
+/// The file that lets a rank go on.
+const GO: &str = "RACCL_TEST_GO";
+
+#[test]
+fn a_signal_in_the_middle_of_leaving_frees_the_devices() {
+    const NAME: &str = "signals::a_signal_in_the_middle_of_leaving_frees_the_devices";
+    if let Some(config) = child(NAME) {
+        return leave(config.connect().unwrap());
+    }
+    let waits = [Wait::Answer, Wait::Arrivals, Wait::Departure, Wait::Confirmation];
+    for (wait, size) in waits.into_iter().flat_map(|wait| [(wait, 2), (wait, 3)]) {
+        for degrade in [false, true] {
+            interrupt_leaving(NAME, wait, size, degrade);
+        }
+    }
+}
+
+fn interrupt_leaving(name: &str, wait: Wait, size: usize, degrade: bool) {
+    let story = format!("{wait:?}, {size} ranks, degrade {degrade}");
+    println!("{story}");
+    let mut spec = Layout::mesh().cables(2).spec(size);
+    // So that it is clear through which one a message goes.
+    spec.limits.queue_pairs = 1;
+    let emulation = Emulation::create(&spec).unwrap();
+    let go = emulation.spec_file().with_file_name("go");
+    let variables = [
+        (GO, go.display().to_string()),
+        ("RACCL_TEST_WAIT", format!("{wait:?}")),
+        ("RACCL_DEGRADE", u8::from(degrade).to_string()),
+    ];
+    let mut fleet = Fleet::start_on(Some(&emulation), name, size, &variables);
+    let others: Vec<usize> = (1..size).collect();
+    fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
+    for (cable, ends) in spec.cables.iter().map(|cable| &cable.ends).enumerate() {
+        let Some(own) = ends.iter().position(|end| end.machine == 0) else { continue };
+        let fault = match wait {
+            Wait::Answer => continue,
+            Wait::Arrivals => Fault::Stall { cable, end: 1 - own, message: 0 },
+            Wait::Departure => Fault::Stall { cable, end: own, message: 0 },
+            Wait::Confirmation => Fault::Lose { cable, end: own, message: 0, every: Some(1) },
+        };
+        emulation.inject(&fault).unwrap();
+    }
+    if wait == Wait::Answer {
+        others.iter().for_each(|&rank| fleet.signal(rank, "STOP"));
+    }
+    others.iter().for_each(|rank| fs::write(go.with_extension(rank.to_string()), "").unwrap());
+    if wait != Wait::Answer {
+        fleet.wait_for("sent", &others);
+    }
+    fs::write(go.with_extension("0"), "").unwrap();
+    fleet.wait_for("leaving", &[0]);
+    // Wherever the signal finds it, this has to hold; in the middle of leaving it is hardest.
+    thread::sleep(Duration::from_millis(100));
+    fleet.signal(0, "TERM");
+    fleet.wait_for_end(0);
+    let left: Vec<_> = (spec.cables.iter().flat_map(|cable| &cable.ends))
+        .filter(|end| end.machine == 0)
+        .map(|end| emulation.books_of(0, &end.device).unwrap().live)
+        .filter(|live| !live.is_zero())
+        .collect();
+    others.iter().for_each(|&rank| fleet.signal(rank, "CONT"));
+    let ends = fleet.finish(BOUND);
+    assert!(left.is_empty(), "{story}: {left:?} is left; {ends:#?}");
+    assert_eq!(ends[0].status.and_then(|status| status.signal()), Some(SIGTERM), "{story}: {ends:#?}");
+    for end in &ends[1..] {
+        end.assert_well(&story);
+        assert_eq!(end.heard("lost"), Some("0"), "{story}: {end:#?}");
+    }
+    assert!(emulation.books().live.is_zero(), "{story}: {:?} is left; {ends:#?}", emulation.books().live);
+}
+
+/// Rank 0 leaves as soon as it may; the others wait for what it does not send.
+fn leave(comm: Communicator) {
+    let wait = env::var("RACCL_TEST_WAIT").unwrap();
+    say("joined");
+    wait_to_go(comm.rank());
+    if comm.rank() > 0 {
+        if wait == format!("{:?}", Wait::Arrivals) {
+            comm.send(&[1_u8], 0, 1).unwrap();
+        }
+        say("sent");
+        return report(&comm.recv(&mut [0_u8], 0, 0).unwrap_err());
+    }
+    if [Wait::Departure, Wait::Confirmation].map(|wait| format!("{wait:?}")).contains(&wait) {
+        (1..comm.size()).for_each(|peer| comm.send(&[1_u8], peer, 1).unwrap());
+    }
+    say("leaving");
+    if comm.size() == 2 {
+        // The signal says more than this does.
+        let _ = comm.close();
+    }
+}
+
+fn wait_to_go(rank: usize) {
+    let go = PathBuf::from(env::var_os(GO).unwrap()).with_extension(rank.to_string());
+    while !go.exists() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Of two groups with a cable each, one cannot let go of it, and the other is in the middle of leaving.
+#[test]
+fn a_group_that_cannot_free_its_devices_does_not_keep_another_from_it() {
+    const NAME: &str = "signals::a_group_that_cannot_free_its_devices_does_not_keep_another_from_it";
+    if let Some(config) = child(NAME) {
+        let given = |variable| env::var(variable).unwrap();
+        let other = Config::from_env()
+            .unwrap()
+            .coordinator(given("RACCL_TEST_OTHER"))
+            .devices(given("RACCL_TEST_SECOND"));
+        let stuck_one = config.devices(given("RACCL_TEST_FIRST")).connect().unwrap();
+        let leaving = other.connect().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| stuck(&stuck_one));
+            wait_to_go(leaving.rank());
+            say("leaving");
+            // The signal says more than this does.
+            let _ = leaving.close();
+        });
+        return;
+    }
+    let emulation = Emulation::create(&Layout::mesh().cables(2).spec(2)).unwrap();
+    let go = emulation.spec_file().with_file_name("go");
+    let names = emulation.spec().device_names();
+    let matrix =
+        |cable: usize| format!(r#"[[null, "{}"], ["{}", null]]"#, names[0][1][cable], names[1][0][cable]);
+    let variables = [
+        (GO, go.display().to_string()),
+        ("RACCL_TEST_OTHER", free_address()),
+        ("RACCL_TEST_FIRST", matrix(0)),
+        ("RACCL_TEST_SECOND", matrix(1)),
+    ];
+    let mut fleet = Fleet::start_on(Some(&emulation), NAME, 2, &variables);
+    fleet.wait_for("stuck", &[0]);
+    fleet.signal(1, "STOP");
+    fs::write(go.with_extension("0"), "").unwrap();
+    fleet.wait_for("leaving", &[0]);
+    thread::sleep(Duration::from_millis(100));
+    fleet.signal(0, "TERM");
+    fleet.wait_for_end(0);
+    let left = [0, 1].map(|cable: usize| emulation.books_of(0, &names[0][1][cable]).unwrap().live);
+    fleet.kill(1);
+    let ends = fleet.finish(BOUND);
+    assert_eq!(ends[0].status.and_then(|status| status.signal()), Some(SIGTERM), "{ends:#?}");
+    assert!(!left[0].is_zero(), "the first group was not stuck: {ends:#?}");
+    assert!(left[1].is_zero(), "{:?} is left; {ends:#?}", left[1]);
 }
 
 /// The signals of these two for which this process has a handler.

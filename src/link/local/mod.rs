@@ -42,9 +42,10 @@ impl stripe::Outlet for Outlet {
         unsafe { self.ring.write(pieces, || self.reader.wake()) }.ok_or(LinkError::Closed)
     }
 
-    fn shutdown(&mut self) {
+    fn shutdown(&mut self) -> bool {
         self.ring.end_writing();
         self.reader.wake();
+        true
     }
 
     fn fd(&self) -> Option<RawFd> {

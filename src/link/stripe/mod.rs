@@ -38,8 +38,8 @@ pub(crate) trait Outlet: Send {
         false
     }
 
-    /// Lets the other side see the end of the stream.
-    fn shutdown(&mut self);
+    /// Lets the other side see the end of the stream; true when that has left, or never will. Otherwise it has to be called again.
+    fn shutdown(&mut self) -> bool;
 
     /// A descriptor that becomes writable when a full lane has room, if the lane has one.
     fn fd(&self) -> Option<RawFd>;

@@ -127,10 +127,14 @@ impl<L: Outlet> Sender<L> {
         line.lanes.iter().map(|lane| lane.written).collect()
     }
 
-    pub(crate) fn shutdown(&self) {
+    pub(crate) fn shutdown(&self) -> bool {
         let mut line = self.line.lock();
         self.end(&mut line, LinkError::Closed);
-        line.lanes.iter_mut().for_each(|lane| lane.outlet.shutdown());
+        let mut done = true;
+        for lane in &mut line.lanes {
+            done &= lane.outlet.shutdown();
+        }
+        done
     }
 
     pub(crate) fn fds(&self, out: &mut Vec<RawFd>) {

@@ -64,8 +64,9 @@ impl Outlet for TrickleOutlet {
         Ok(taken)
     }
 
-    fn shutdown(&mut self) {
+    fn shutdown(&mut self) -> bool {
         self.0.lock().unwrap().ended = true;
+        true
     }
 
     fn fd(&self) -> Option<RawFd> {
@@ -117,7 +118,9 @@ impl Outlet for Phantom {
         Ok(total)
     }
 
-    fn shutdown(&mut self) {}
+    fn shutdown(&mut self) -> bool {
+        true
+    }
 
     fn fd(&self) -> Option<RawFd> {
         None

@@ -39,7 +39,9 @@ impl Outlet for Gate {
         self.in_turn
     }
 
-    fn shutdown(&mut self) {}
+    fn shutdown(&mut self) -> bool {
+        true
+    }
 
     fn fd(&self) -> Option<RawFd> {
         None

@@ -1,7 +1,7 @@
 //! The two directions of a stream, as striping has them, whether it has a cable of its own or shares several.
 #![deny(clippy::unwrap_used)]
 
-use std::{os::fd::RawFd, sync::Arc, time::Duration};
+use std::{os::fd::RawFd, sync::Arc};
 
 use parking_lot::Mutex;
 
@@ -10,9 +10,6 @@ use crate::{
     link::{HEADER_BYTES, LinkError, stripe},
     os::IoVec,
 };
-
-/// How long the last packets may take to leave.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What carries the streams of a link.
 #[derive(Clone)]
@@ -112,14 +109,15 @@ impl stripe::Outlet for Outlet {
         *deaths > 0
     }
 
-    fn shutdown(&mut self) {
+    fn shutdown(&mut self) -> bool {
         let (ended, cable) = match &self.0 {
-            End::Lane(lane) => (lane.end(PATIENCE), lane.cable()),
-            End::Stream { bundle, stream, .. } => (bundle.end(*stream, PATIENCE), bundle.cable(*stream)),
+            End::Lane(lane) => (lane.end(), lane.cable()),
+            End::Stream { bundle, stream, .. } => (bundle.end(*stream), bundle.cable(*stream)),
         };
-        if let Err(error) = ended {
+        ended.unwrap_or_else(|error| {
             tracing::debug!(cable, %error, "the peer may not see the end of the stream");
-        }
+            true
+        })
     }
 
     fn fd(&self) -> Option<RawFd> {

@@ -34,8 +34,10 @@ struct Open {
 
 /// A group that can be ended.
 pub(crate) trait End: Send + Sync {
-    /// Ends its calls and frees its devices, if that can be done by then. `signal` is the cause.
-    fn end(&self, signal: &'static str, until: Instant);
+    /// Ends its calls, and whatever waits for a peer. `signal` is the cause.
+    fn stop(&self, signal: &'static str);
+    /// Frees the devices of a group that was stopped, if that can be done by then.
+    fn free(&self, until: Instant);
     /// The group has ended long ago.
     fn is_over(&self) -> bool;
 }
@@ -79,7 +81,8 @@ pub(crate) fn on_signal(group: Arc<dyn End>) {
     open.ends.push(Arc::clone(&group));
     drop(open);
     if ENDING.load(Ordering::SeqCst) {
-        group.end("a signal", Instant::now() + PATIENCE);
+        group.stop("a signal");
+        group.free(Instant::now() + PATIENCE);
     }
 }
 
@@ -96,6 +99,10 @@ fn end_all(signal: &'static str) {
     ENDING.store(true, Ordering::SeqCst);
     let mut open = OPEN.lock();
     let ends = open.ends.clone();
-    parking_lot::MutexGuard::unlocked(&mut open, || ends.iter().for_each(|group| group.end(signal, until)));
+    parking_lot::MutexGuard::unlocked(&mut open, || {
+        // All of them first: one whose devices cannot be freed uses up the time.
+        ends.iter().for_each(|group| group.stop(signal));
+        ends.iter().for_each(|group| group.free(until));
+    });
     while open.holds > 0 && !CLOSED.wait_until(&mut open, until).timed_out() {}
 }

@@ -218,24 +218,17 @@ impl Lane {
         Ok(stripe::Read::Empty)
     }
 
-    /// Tells the peer that the stream has ended, if that can be told, and waits until all that was sent has left.
-    pub(super) fn end(&self, patience: Duration) -> Result<(), LinkError> {
-        let until = Instant::now() + patience;
-        loop {
-            let mut tx = self.tx.lock();
-            self.poll_if_free()?;
-            if !tx.ended && self.has_room(&tx, SMALL, 0) {
-                let sequence = tx.sequence;
-                self.send(&mut tx, SMALL, Packet { kind: Kind::End, sequence, ..Packet::EMPTY })?;
-                tx.ended = true;
-            }
-            let left = |(index, class): (usize, &Class)| class.done.load(Ordering::Acquire) == tx.sent[index];
-            if tx.ended && self.wire.classes.iter().enumerate().all(left) || Instant::now() >= until {
-                return Ok(());
-            }
-            drop(tx);
-            std::thread::yield_now();
+    /// Tells the peer that the stream has ended, if that can be told now; whether that and all that was sent has left.
+    pub(super) fn end(&self) -> Result<bool, LinkError> {
+        let mut tx = self.tx.lock();
+        self.poll_if_free()?;
+        if !tx.ended && self.has_room(&tx, SMALL, 0) {
+            let sequence = tx.sequence;
+            self.send(&mut tx, SMALL, Packet { kind: Kind::End, sequence, ..Packet::EMPTY })?;
+            tx.ended = true;
         }
+        let left = |(index, class): (usize, &Class)| class.done.load(Ordering::Acquire) == tx.sent[index];
+        Ok(tx.ended && self.wire.classes.iter().enumerate().all(left))
     }
 
     /// Says a word on each queue pair on which nothing has been said since the last call, unless somebody is sending, and posts

@@ -220,32 +220,25 @@ impl Bundle {
         Ok(stripe::Read::Empty)
     }
 
-    /// Tells the peer that a stream has ended, if that can be told, and waits until all that was sent has left.
-    pub(super) fn end(&self, stream: usize, patience: Duration) -> Result<(), LinkError> {
-        let until = Instant::now() + patience;
-        loop {
-            let state = &mut *self.state.lock();
-            self.look_at_all(state);
-            state.check()?;
-            let (offset, ended) = state.out[stream];
-            if !ended
-                && !state.ledger.is_recovering()
-                && let Some((cable, class)) = self.way(state, stream, 0, 0)
-            {
-                state.out[stream].1 = true;
-                self.send_stream(state, cable, class, Sent { stream: stream as u8, offset, bytes: 0 });
-            }
-            let has_left = |cable: usize| {
-                let classes = self.wires[cable].classes.iter().zip(state.cables[cable].sent);
-                classes.into_iter().all(|(class, sent)| class.done.load(Ordering::Acquire) == sent)
-            };
-            let alive = (0..self.wires.len()).filter(|&cable| state.ledger.is_alive(cable));
-            let all = state.out[stream].1 && !state.ledger.is_recovering() && alive.into_iter().all(has_left);
-            if all || Instant::now() >= until {
-                return Ok(());
-            }
-            std::thread::yield_now();
+    /// Tells the peer that a stream has ended, if that can be told now; whether that and all that was sent has left.
+    pub(super) fn end(&self, stream: usize) -> Result<bool, LinkError> {
+        let state = &mut *self.state.lock();
+        self.look_at_all(state);
+        state.check()?;
+        let (offset, ended) = state.out[stream];
+        if !ended
+            && !state.ledger.is_recovering()
+            && let Some((cable, class)) = self.way(state, stream, 0, 0)
+        {
+            state.out[stream].1 = true;
+            self.send_stream(state, cable, class, Sent { stream: stream as u8, offset, bytes: 0 });
         }
+        let has_left = |cable: usize| {
+            let classes = self.wires[cable].classes.iter().zip(state.cables[cable].sent);
+            classes.into_iter().all(|(class, sent)| class.done.load(Ordering::Acquire) == sent)
+        };
+        let mut alive = (0..self.wires.len()).filter(|&cable| state.ledger.is_alive(cable));
+        Ok(state.out[stream].1 && !state.ledger.is_recovering() && alive.all(has_left))
     }
 
     /// Moves along what can be moved although nobody calls.
