@@ -176,13 +176,18 @@ impl Engine {
             core.incoming[peer] = Incoming::Nothing;
         }
         if let Some(failure) = self.health.announce() {
-            let cause = failure.cause(self.rank, operation);
-            for peer in (0..self.size).filter(|&peer| peer != self.rank) {
-                self.control.failed(peer, &cause);
-            }
+            self.tell(&failure, operation);
         }
         for waiter in &core.waiters {
             waiter.thread.unpark();
+        }
+    }
+
+    /// Tells the other ranks of a failure, unless they have been told.
+    pub(crate) fn tell(&self, failure: &Failure, operation: &'static str) {
+        let cause = failure.cause(self.rank, operation);
+        for peer in (0..self.size).filter(|&peer| peer != self.rank) {
+            self.control.failed(peer, &cause);
         }
     }
 

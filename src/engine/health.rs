@@ -177,6 +177,11 @@ impl Health {
         }
     }
 
+    /// The first cause.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.news.lock().failure.clone()
+    }
+
     /// The first cause, once: for the one who tells the other ranks.
     pub(crate) fn announce(&self) -> Option<Failure> {
         let mut news = self.news.lock();

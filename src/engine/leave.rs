@@ -34,6 +34,10 @@ impl Engine {
         if self.health.error("close").is_some() {
             self.collapse(&mut core, "close");
         }
+        if let Some(failure) = self.health.failure() {
+            // Whoever announces it may not have come to that yet, and cannot any more in a moment.
+            self.tell(&failure, "close");
+        }
         // Devices first: a signal that ends the process waits for them, and not for last words that a peer does not read.
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
         self.senders.iter().flatten().for_each(Sender::release);

@@ -1,4 +1,4 @@
-//! Peers that never stop telling where they are.
+//! Peers that never stop telling where they are, and ranks that tell of a failure before they are gone.
 
 use std::{sync::atomic::AtomicU64, thread, time::Duration};
 
@@ -44,4 +44,20 @@ fn the_first_difference_is_looked_for_in_bounded_time_whatever_a_peer_tells() {
     assert!(told.into_inner() > STATUSES as u64);
     let error = engine.health.error("barrier").unwrap();
     assert!(matches!(&error, Error::Mismatch { peer: 1, sequence: 3, .. }), "{error}");
+}
+
+#[test]
+fn a_rank_that_leaves_has_told_its_failure_whoever_was_about_to() {
+    let (mut engine, _peers) = among(2);
+    let other =
+        Arc::new(Health::new(1, Arc::new(Waker::new().unwrap()), [const { None }; 2].into_iter().collect()));
+    let watcher: Arc<dyn Watcher> = other.clone();
+    let own = Arc::clone(&engine.health) as Arc<dyn Watcher>;
+    engine.control = Control::local(0, own, vec![None, Some(Arc::downgrade(&watcher))]);
+    engine.health.fail(Failure::Aborted);
+    // As the monitor does, which is kept from going on.
+    assert!(engine.health.announce().is_some());
+    engine.leave().unwrap_err();
+    let error = other.error("barrier").unwrap();
+    assert!(matches!(error, Error::Aborted { by: 0, .. }), "{error}");
 }
