@@ -28,7 +28,7 @@ pub(crate) trait Watcher: Send + Sync {
     /// What a signal handler may ring.
     fn alarm(&self) -> Arc<Alarm>;
 
-    /// What the other ranks shall be told, once, after the alarm was rung by this rank.
+    /// What the other ranks shall be told after the alarm was rung by this rank. They may be told the same by others.
     fn aborted(&self) -> Option<RemoteCause>;
 
     /// The peer is leaving and wants to know how many packets have arrived through each of the cables to it. None where there

@@ -299,7 +299,9 @@ impl Watcher for Health {
             return None;
         }
         self.admit_abort();
-        self.announce().map(|failure| failure.cause(self.rank, "abort"))
+        // Not announced by that: whoever closes the group before the others have been told tells them too.
+        let failure = self.news.lock().failure.clone();
+        failure.map(|failure| failure.cause(self.rank, "abort"))
     }
 
     fn status(&self, peer: usize, status: Status) {
@@ -402,5 +404,24 @@ impl Failure {
         }
         message.truncate(end);
         RemoteCause { origin: rank, kind, message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The thread that tells the others may come too late: the group may be closed between its asking and its telling.
+    #[test]
+    fn an_abort_that_the_monitor_has_heard_of_is_still_to_be_told_by_whoever_leaves() {
+        let health = Health::new(1, Arc::new(Waker::new().unwrap()), Arc::new([None, None]));
+        assert!(health.aborted().is_none());
+        health.alarm.abort(1);
+        for _ in 0..2 {
+            let cause = health.aborted().unwrap();
+            assert_eq!((cause.origin, cause.kind), (1, CauseKind::Aborted));
+        }
+        assert!(matches!(health.announce(), Some(Failure::Aborted)));
+        assert!(health.announce().is_none());
     }
 }
