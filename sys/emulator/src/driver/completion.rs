@@ -110,10 +110,13 @@ impl Queue {
             return Err(-errno.saturating_abs());
         }
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = pairs.list.len();
+        let Pairs { list, turn } = &mut *pairs;
+        if *turn >= list.len() {
+            *turn = 0;
+        }
         let mut clock = Clock::default();
-        for step in 0..count {
-            let pair = &pairs.list[(pairs.turn + step) % count];
+        let (others, first) = list.split_at(*turn);
+        for pair in first.iter().chain(others) {
             if std::ptr::eq(&*pair.recv_queue, self) {
                 pair.poll_receiver(into, &mut clock);
             }
@@ -124,8 +127,11 @@ impl Queue {
                 break;
             }
         }
-        pairs.turn = pairs.turn.wrapping_add(1);
-        self.outstanding.fetch_sub(into.count, Ordering::Relaxed);
+        *turn += 1;
+        drop(pairs);
+        if into.count > 0 {
+            self.outstanding.fetch_sub(into.count, Ordering::Relaxed);
+        }
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use super::completion::{Batch, Clock, Queue, QueueObject};
 use super::device::{Context, gids};
 use super::memory::{Domain, DomainObject};
 use super::numbers::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
-use super::receiver::Receiver;
+use super::receiver::{Next, Receiver};
 use super::sender::Sender;
 use crate::channel::{Channel, Ring, identity};
 use crate::mapping::now;
@@ -48,6 +48,8 @@ pub(super) struct Pair {
     pub(super) sending: AtomicUsize,
     pub(super) sender: Mutex<Sender>,
     pub(super) receiver: Mutex<Receiver>,
+    /// What the receiver waits for.
+    pub(super) next: Next,
 }
 
 /// What a queue pair knows from when it can receive.
@@ -137,6 +139,7 @@ pub(super) fn create_qp(
         sending: AtomicUsize::new(0),
         sender: Mutex::default(),
         receiver: Mutex::default(),
+        next: Next::default(),
     });
     pair.send_queue.add(&pair);
     pair.recv_queue.add(&pair);
@@ -198,6 +201,7 @@ impl Pair {
         self.link.get()
     }
 
+    #[inline]
     pub(super) fn poll_sender(&self, into: &mut Batch, clock: &mut Clock) {
         // Most polls are of programs that wait for a message and have none under way.
         if self.sending.load(Ordering::Acquire) == 0 {
@@ -206,7 +210,11 @@ impl Pair {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).poll(self, into, clock);
     }
 
+    #[inline]
     pub(super) fn poll_receiver(&self, into: &mut Batch, clock: &mut Clock) {
+        if !self.has_failed() && self.next.is_to_come(self, clock) {
+            return;
+        }
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).poll(self, into, clock);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use raccl_sys::abi;
 
@@ -23,7 +23,7 @@ pub(super) struct Receiver {
     frames: u32,
     /// How many have been announced to the peer.
     announced: u64,
-    /// The next message's number.
+    /// The next message's number, as in [`Next`].
     cursor: u64,
     /// Up to where the peer's staging has been taken.
     bytes: u64,
@@ -41,6 +41,32 @@ struct Posted {
     time: u64,
     /// What the regions' table was when the memory was found good; `None` when it was not.
     generation: Option<u64>,
+}
+
+/// The message that is next, for polls that look before they take the receiver's lock: most find nothing.
+///
+/// Both fields are written under that lock. Who looks without it may see them as they were before a poll that another
+/// thread is making, and finds what it would have found then.
+#[derive(Default)]
+pub(super) struct Next {
+    number: AtomicU64,
+    /// When it arrives, once it is on its way; 0 before.
+    due: AtomicU64,
+}
+
+impl Next {
+    /// Whether it has not arrived yet.
+    #[inline]
+    pub(super) fn is_to_come(&self, pair: &Pair, clock: &mut Clock) -> bool {
+        let due = self.due.load(Ordering::Relaxed);
+        if due > 0 {
+            return clock.now() < due;
+        }
+        let Some(Link { peer: Some(peer), .. }) = pair.link() else { return true };
+        let Some(ring) = peer.incoming() else { return true };
+        let number = self.number.load(Ordering::Relaxed);
+        peer.channel.entry(ring, number).number.load(Ordering::Acquire) != number + 1
+    }
 }
 
 /// `ibv_post_recv`.
@@ -149,7 +175,10 @@ impl Receiver {
                 return;
             }
             let Some(sent) = self.time_of(pair, link, peer, entry, clock) else { return };
-            if clock.now() < sent.saturating_add(link.wire.latency) {
+            let due = sent.saturating_add(link.wire.latency);
+            if clock.now() < due {
+                pair.next.due.store(due, Ordering::Relaxed);
+                peer.channel.fetch(ring, entry);
                 return;
             }
             self.take(pair, link, peer, entry, sent, into);
@@ -196,6 +225,8 @@ impl Receiver {
             into.push(pair, posted.id, status, abi::IBV_WC_RECV, len as u32);
         }
         self.cursor += 1;
+        pair.next.number.store(self.cursor, Ordering::Relaxed);
+        pair.next.due.store(0, Ordering::Relaxed);
         if len > INLINE {
             self.bytes = position + (len as u64).next_multiple_of(64);
         }

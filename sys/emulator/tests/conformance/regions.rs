@@ -86,6 +86,25 @@ fn a_driver_that_grants_only_local_writing_is_asked_for_no_more() {
 }
 
 #[test]
+fn receives_are_flushed_although_messages_for_them_are_on_their_way() {
+    let hour = 3_600_000_000_000;
+    one_process(&Layout::mesh().latency_ns(hour).spec(2), |lab| {
+        let (a, b) = lab.wire(4);
+        b.recv(1, 0, 64).unwrap();
+        a.send(1, 0, 64).unwrap();
+        a.wait_for(1);
+        b.stays_silent();
+        let gone = b.bench.domain.allocate(1).unwrap();
+        let span = gone.span(0, 64).unwrap();
+        drop(gone);
+        // SAFETY: this is the mistake that stops the pair; the emulator does not touch the memory.
+        unsafe { b.pair.post_send(2, span) }.unwrap();
+        let statuses = [b.wait(), b.wait()].map(|done| (done.id(), done.status_name()));
+        assert_eq!(statuses, [(2, "IBV_WC_LOC_PROT_ERR"), (1, "IBV_WC_WR_FLUSH_ERR")]);
+    });
+}
+
+#[test]
 fn work_with_memory_that_is_not_registered_fails_and_stops_the_pair() {
     one_process(&two(), |lab| {
         // A receive with the memory of another domain.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use raccl_emulator::{Fault, Layout};
+use raccl_sys::Completion;
 
 use crate::lab::*;
 
@@ -186,6 +187,51 @@ fn several_threads_may_work_on_one_queue_pair() {
                 received.store(id + 1, Ordering::Release);
             }
         });
+    });
+}
+
+#[test]
+fn threads_that_poll_one_queue_find_each_message_once() {
+    one_process(&Layout::mesh().latency_ns(5_000).spec(2), |lab| {
+        const COUNT: u64 = 4000;
+        const SLOTS: u64 = 16;
+        let (a, b) = lab.wire(64);
+        let found = AtomicU64::new(0);
+        let offset = |id: u64| (id % SLOTS) as usize * 4096;
+        let deadline = Instant::now() + LONG;
+        let poll = || {
+            let mut ids = Vec::new();
+            while found.load(Ordering::Acquire) < COUNT {
+                assert!(Instant::now() < deadline);
+                let mut done = [Completion::default(); 2];
+                let count = b.bench.queue.poll(&mut done).unwrap();
+                for done in &done[..count] {
+                    done.check(&b.bench.context).unwrap();
+                    assert_eq!(b.read(offset(done.id()), 100), pattern(done.id(), 100));
+                    ids.push(done.id());
+                    found.fetch_add(1, Ordering::AcqRel);
+                }
+                std::thread::yield_now();
+            }
+            ids
+        };
+        let mut ids = std::thread::scope(|scope| {
+            let pollers = [scope.spawn(poll), scope.spawn(poll)];
+            for id in 0..COUNT {
+                // A slot is used again when all before have been read, whoever is at which.
+                while found.load(Ordering::Acquire) < id / SLOTS * SLOTS {
+                    assert!(Instant::now() < deadline);
+                    std::thread::yield_now();
+                }
+                b.recv(id, offset(id), 100).unwrap();
+                a.write(offset(id), &pattern(id, 100));
+                a.send(id, offset(id), 100).unwrap();
+                a.wait_for(id);
+            }
+            pollers.map(|poller| poller.join().unwrap()).concat()
+        });
+        ids.sort_unstable();
+        assert!(ids.into_iter().eq(0..COUNT));
     });
 }
 
