@@ -285,8 +285,10 @@ impl Inbox {
 
     /// Free memory behind what is there, at most `most` of it and never nothing, as long as less than a header is there.
     fn room(&mut self, most: usize) -> IoVec {
-        self.bytes.copy_within(self.begin..self.end, 0);
-        (self.begin, self.end) = (0, self.len());
+        if self.begin > 0 {
+            self.bytes.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, self.len());
+        }
         let free = &mut self.bytes[self.end..];
         IoVec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len().min(most) }
     }

@@ -16,6 +16,9 @@ use crate::{
 
 /// Pieces in one write at most: enough to fill any socket buffer with small messages.
 const GATHER: usize = 64;
+/// Parts in line up to which few pieces are enough, of which each part has two at most.
+const FEW: usize = 2;
+const NOTHING: IoVec = IoVec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// Sends messages over lanes. The contract is that of [`crate::link::Sender`].
 pub(crate) struct Sender<L> {
@@ -221,8 +224,16 @@ impl<L: Outlet> Lane<L> {
     fn push(&mut self, last: u64) -> Result<u64, LinkError> {
         let before = self.written;
         while self.parts.front().is_some_and(|part| part.ticket <= last) {
-            let mut pieces = [IoVec { iov_base: std::ptr::null_mut(), iov_len: 0 }; GATHER];
-            let (count, total) = self.gather(&mut pieces, last);
+            // Clearing many takes longer than sending a small message should.
+            let (mut few, mut many);
+            let pieces: &mut [IoVec] = if self.parts.len() <= FEW {
+                few = [NOTHING; 2 * FEW];
+                &mut few
+            } else {
+                many = [NOTHING; GATHER];
+                &mut many
+            };
+            let (count, total) = self.gather(pieces, last);
             // SAFETY: headers live in the line, which does not change during the call; payloads are valid by the promise that
             // their senders gave.
             let taken = unsafe { self.outlet.write(&pieces[..count]) }?;
@@ -235,11 +246,11 @@ impl<L: Outlet> Lane<L> {
     }
 
     /// Names what is at the front of the line; how many pieces and bytes that is.
-    fn gather(&self, pieces: &mut [IoVec; GATHER], last: u64) -> (usize, usize) {
+    fn gather(&self, pieces: &mut [IoVec], last: u64) -> (usize, usize) {
         let (mut count, mut total) = (0, 0);
         let parts = self.parts.iter().take_while(|part| part.ticket <= last);
         for (base, length) in parts.flat_map(Part::rest).filter(|&(_, length)| length > 0) {
-            if count == GATHER || total == LARGEST_TRANSFER {
+            if count == pieces.len() || total == LARGEST_TRANSFER {
                 break;
             }
             let length = length.min(LARGEST_TRANSFER - total);
