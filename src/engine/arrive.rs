@@ -1,7 +1,7 @@
 //! What happens when a message arrives: every header finds the place for its payload, every payload its operation.
 
 use super::{
-    core::{Core, Incoming, OperationId, Stored},
+    core::{Core, Incoming, Operation, OperationId, Stored},
     health::Failure,
     lines::Lines,
     message::{ANNOUNCE_ALL, FOR_MESSAGE, RecvState, SendState, tag_of},
@@ -208,7 +208,10 @@ impl Core {
         if !group.shared.credit(peer, header.credit) {
             return Err(broken(peer, lines, format!("{} units of credit that it never had", header.credit)));
         }
-        let waiting: Vec<OperationId> = group.active.iter().map(|&(_, id)| id).collect();
+        let is_short =
+            |id: OperationId| matches!(self.table.get(id), Some(Operation::Collective(run)) if run.short);
+        let active = group.active.iter().map(|&(_, id)| id);
+        let waiting: Vec<OperationId> = active.filter(|&id| is_short(id)).collect();
         self.pump_outbox(header.comm, peer, lines)?;
         waiting.into_iter().try_for_each(|id| self.advance(id, lines))
     }

@@ -43,6 +43,8 @@ pub(crate) struct Run {
     pub(crate) moved: bool,
     /// A step waits for a link to take what is in line.
     pub(crate) lined_up: bool,
+    /// A step waits for budget to send ahead.
+    pub(crate) short: bool,
     pub(super) raw_size: usize,
     pub(super) acc_size: usize,
     pub(super) reducer: Option<Reducer<'static>>,
@@ -157,6 +159,7 @@ impl Run {
         }
         let prepared = Arc::clone(&self.prepared);
         self.lined_up = false;
+        self.short = false;
         for index in self.first..self.steps.len() {
             if !self.steps[index].finished {
                 let before = self.steps[index].done;
@@ -227,6 +230,7 @@ impl Run {
             operation: start.operation,
             moved: false,
             lined_up: false,
+            short: false,
             raw_size: start.raw_size,
             acc_size: start.acc_size,
             reducer: start.reducer,
@@ -251,6 +255,7 @@ impl Run {
         self.operation = start.operation;
         self.moved = false;
         self.lined_up = false;
+        self.short = false;
         self.raw_size = start.raw_size;
         self.acc_size = start.acc_size;
         self.reducer = start.reducer;
@@ -326,6 +331,7 @@ impl Run {
             }
             let granted = self.peers[to].granted;
             if !granted && !self.shared.take_budget(peer, bytes) {
+                self.short = true;
                 break;
             }
             let mut header =

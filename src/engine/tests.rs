@@ -190,6 +190,23 @@ fn announcements_that_wait_for_a_receive_are_counted() {
     assert!(announce(16 << 10).is_err());
 }
 
+#[test]
+fn a_collective_that_is_short_of_budget_goes_on_with_every_credit() {
+    let (engine, _peers) = among(2);
+    // Messages of 1 KiB.
+    let mut buffer = vec![0; 2 * BUDGET as usize];
+    let action = crate::plan::Action::Send { to: 1, from: span(buffer.len()) };
+    let step = crate::plan::Step { action, after: Vec::new() };
+    let id = entering(&engine, vec![step], &mut buffer).unwrap();
+    let issued = || engine.core.lock().table.run(id).unwrap().steps[0].issued;
+    let most = (BUDGET / 1088) as usize * 1024;
+    assert_eq!(issued(), most);
+    for messages in 1..4 {
+        arrives(&engine, Header { credit: 1088, ..header(MessageKind::Credit, 0, 0) }).unwrap();
+        assert_eq!(issued(), most + messages * 1024);
+    }
+}
+
 /// The last message that rank 1 got.
 fn last_to(peer: &mut End) -> Option<Header> {
     let mut last = None;
