@@ -246,6 +246,10 @@ impl Engine {
                 Err(error) => return Err(lines.failure(peer, error)),
             }
             moved = true;
+            // Who waits for it is not to wait for another look at the link.
+            if core.driver.is_some_and(|target| core.table.finished(target)) {
+                break;
+            }
         }
         self.check_closed(core, peer)?;
         Ok(moved)

@@ -191,6 +191,26 @@ fn announcements_that_wait_for_a_receive_are_counted() {
 }
 
 #[test]
+fn whoever_has_what_it_waits_for_leaves_what_is_behind_it_in_the_link() {
+    let (engine, peers) = among(2);
+    let mut byte = [0];
+    let first = header(MessageKind::Collective, 0, 1);
+    let mut second = Header { sequence: 1, ..first };
+    call::stamp(&mut second.signature, call::remember(&first.signature));
+    let payloads = [7, 8];
+    for (header, payload) in [first, second].iter().zip(&payloads) {
+        // SAFETY: the payload lives until the end of the test.
+        unsafe { peers[0].0.send(header, payload) }.unwrap();
+    }
+    let id = receiving(&engine, 1, &mut byte);
+    engine.finish(id, "broadcast").unwrap();
+    assert!(engine.core.lock().communicators[&0].early.is_empty());
+    let id = receiving(&engine, 1, &mut byte);
+    engine.finish(id, "broadcast").unwrap();
+    assert_eq!(byte, [8]);
+}
+
+#[test]
 fn a_collective_that_is_short_of_budget_goes_on_with_every_credit() {
     let (engine, _peers) = among(2);
     // Messages of 1 KiB.
