@@ -58,8 +58,11 @@ pub(crate) struct Core {
     /// What the thread that drives waits for; none while nobody drives.
     pub(crate) driver: Option<OperationId>,
     pub(crate) waiters: Vec<Waiter>,
+    /// What the operations in flight need, as far as [`Engine::find_needs`](super::Engine::find_needs) has looked: whom they
+    /// receive from and send to, and whether one waits for a link to take what is in line.
     pub(crate) receives: Vec<bool>,
     pub(crate) sends: Vec<bool>,
+    pub(crate) lined_up: bool,
     pub(crate) clocks: HashMap<OperationId, Clock>,
     pub(crate) next_tick: Instant,
     /// How far each peer said it was, by communicator and peer.
@@ -283,6 +286,8 @@ impl Group {
 /// The operations in flight.
 #[derive(Default)]
 pub(crate) struct Table {
+    /// Something in it may have changed since [`Engine::find_needs`](super::Engine::find_needs) looked at it.
+    pub(super) changed: bool,
     slots: Vec<(u32, Option<Entry>)>,
     free: Vec<u32>,
 }
@@ -304,6 +309,7 @@ pub(crate) struct Timeouts {
 
 impl Table {
     pub(crate) fn insert(&mut self, entry: Entry) -> OperationId {
+        self.changed = true;
         match self.free.pop() {
             Some(index) => {
                 let slot = &mut self.slots[index as usize];
@@ -328,11 +334,13 @@ impl Table {
     }
 
     pub(crate) fn get_mut(&mut self, id: OperationId) -> Option<&mut Operation> {
+        self.changed = true;
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.0 == id.life { slot.1.as_mut().map(|entry| &mut entry.operation) } else { None }
     }
 
     pub(crate) fn remove(&mut self, id: OperationId) -> Option<Operation> {
+        self.changed = true;
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.0 != id.life {
             return None;

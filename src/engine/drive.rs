@@ -212,10 +212,12 @@ impl Engine {
             }
         }
         // Whoever sent last may have pushed what others had in line.
-        let waiting: Vec<OperationId> = lined_up(core).collect();
-        for id in waiting {
-            core.advance(id, &self.lines())?;
-            moved |= core.table.finished(id);
+        if core.lined_up || core.table.changed {
+            let waiting: Vec<OperationId> = lined_up(core).collect();
+            for id in waiting {
+                core.advance(id, &self.lines())?;
+                moved |= core.table.finished(id);
+            }
         }
         if !core.streaming.is_empty() {
             moved |= core.pump_streams(&self.lines())?;
@@ -299,8 +301,13 @@ impl Engine {
         Err(Failure::PeerLost { peer, reason, source: None })
     }
 
-    /// Which peers the operations in flight wait for.
+    /// Which peers the operations in flight wait for, and whether links are to take something first.
     fn find_needs(&self, core: &mut Core) {
+        if !std::mem::take(&mut core.table.changed) {
+            return;
+        }
+        let waits = lined_up(core).next().is_some();
+        core.lined_up = waits;
         let Core { receives, sends, table, .. } = core;
         receives.fill(false);
         sends.fill(false);

@@ -142,6 +142,7 @@ impl Engine {
             waiters: Vec::new(),
             receives: vec![false; size],
             sends: vec![false; size],
+            lined_up: false,
             clocks: Default::default(),
             reports: Default::default(),
             next_tick: Instant::now(),
