@@ -183,7 +183,9 @@ impl Pair {
     /// Notes that something is sent or received.
     #[inline]
     pub(super) fn active(&self, time: u64) {
-        self.active_at.fetch_max(time, Ordering::Relaxed);
+        if self.context.fabric.spec.rules.idle_death_ms.is_some() {
+            self.active_at.fetch_max(time, Ordering::Relaxed);
+        }
     }
 
     /// Whether it has been silent for longer than it lives.
