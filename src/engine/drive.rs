@@ -332,7 +332,7 @@ impl Engine {
     /// What a driver does when nothing moved.
     fn rest(&self, core: &mut MutexGuard<'_, Core>, idle: u32) -> Result<(), Failure> {
         if idle < self.policy.spins {
-            std::hint::spin_loop();
+            // A turn is long enough to need no pause between it and the next.
             if idle.is_multiple_of(256) {
                 self.tick(core)?;
             }
