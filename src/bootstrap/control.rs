@@ -107,11 +107,11 @@ impl Control {
         }
     }
 
-    /// Sends what is queued, for a second at most, and closes. The watcher is not called any more, but a call that is under way
-    /// may still be when this returns. Later calls of any method do nothing.
-    pub(crate) fn close(&self) {
+    /// Sends what is queued, as long as that `may_wait` but for a second at most, and closes. The watcher is not called any more,
+    /// but a call that is under way may still be when this returns. Later calls of any method do nothing.
+    pub(crate) fn close(&self, may_wait: impl Fn() -> bool) {
         match &self.0 {
-            Kind::Remote(group) => group.close(),
+            Kind::Remote(group) => group.close(may_wait),
             Kind::Local(local) => local.close(),
         }
     }
@@ -119,7 +119,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.close();
+        self.close(|| true);
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
     fn a_local_failure_reaches_its_peer_and_closing_adds_nothing() {
         let (recorders, controls) = locals(3);
         controls[2].failed(0, &cause(2));
-        controls[2].close();
+        controls[2].close(|| true);
         assert_eq!(recorders[0].taken(), ["failed 2: origin 2 Aborted boom"]);
         assert_eq!(recorders[1].taken(), ["lost 2: it closed without a goodbye"]);
         controls[2].failed(1, &cause(2));

@@ -38,6 +38,8 @@ use crate::os::{PollFd, Waker, poll};
 
 /// How long last words may take to be sent, and then to be read by the peer.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How often whoever sends last words is asked whether it may wait for that.
+const PAUSE: Duration = Duration::from_millis(50);
 /// A peer that does not read is told no more than this about where we are.
 const BACKLOG: usize = 64 << 10;
 /// Frames of one peer before the others have their turn.
@@ -188,12 +190,12 @@ impl Group {
         self.say(peer, Event::Ask, |out| out.backlog() < BACKLOG);
     }
 
-    pub(super) fn close(&self) {
+    pub(super) fn close(&self, may_wait: impl Fn() -> bool) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         let until = Instant::now() + FAREWELL;
-        while self.is_sending() && Instant::now() < until && !on_the_monitor() {
+        while self.is_sending() && may_wait() && Instant::now() < until && !on_the_monitor() {
             let unsent = |peer: &&Peer| peer.out.lock().unsent();
             let mut fds: Vec<PollFd> = self
                 .peers
@@ -202,7 +204,8 @@ impl Group {
                 .filter(unsent)
                 .map(|peer| PollFd::writable(peer.stream.as_raw_fd()))
                 .collect();
-            if let Err(error) = poll(&mut fds, Some(until.saturating_duration_since(Instant::now()))) {
+            let rest = until.saturating_duration_since(Instant::now());
+            if let Err(error) = poll(&mut fds, Some(rest.min(PAUSE))) {
                 tracing::warn!(%error, "last words of a group may be lost");
                 break;
             }

@@ -33,15 +33,18 @@ impl Engine {
         // If it failed meanwhile, what was under way to the others may never arrive: they are told not to wait for it.
         if self.health.error("close").is_some() {
             self.collapse(&mut core, "close");
+        } else {
+            // Before the devices, which may take long: peers that wait for this rank's word that all has arrived wait no more.
+            self.control.close(|| !self.health.has_failed());
         }
         if let Some(failure) = self.health.failure() {
             // Whoever announces it may not have come to that yet, and cannot any more in a moment.
             self.tell(&failure, "close");
         }
-        // Devices first: a signal that ends the process waits for them, and not for last words that a peer does not read.
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
         self.senders.iter().flatten().for_each(Sender::release);
-        self.control.close();
+        // After the devices: a signal that ends the process waits for them, and not for last words that a peer does not read.
+        self.control.close(|| true);
         result
     }
 

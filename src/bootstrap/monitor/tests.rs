@@ -122,11 +122,11 @@ fn a_goodbye_is_answered_with_the_peers_numbers_and_closing_is_no_loss() {
     control_a.goodbye(1);
     assert_eq!(b.next(), "goodbye 0");
     assert_eq!(a.next(), "answered 1 [20, 21]");
-    control_a.close();
+    control_a.close(|| true);
     // The peer leaves later, and nobody is there to answer it.
     control_b.goodbye(0);
     assert_eq!(b.next(), "answered 0 []");
-    control_b.close();
+    control_b.close(|| true);
     assert_eq!((a.taken(), b.taken()), (vec![], vec![]));
 }
 
@@ -139,7 +139,7 @@ fn goodbyes_that_cross_are_both_answered() {
         let mut notes = [a.next(), a.next()];
         notes.sort();
         assert_eq!(notes, ["answered 1 [20, 21]", "goodbye 1"]);
-        control_a.close();
+        control_a.close(|| true);
         let mut notes = [b.next(), b.next()];
         notes.sort();
         assert_eq!(notes, ["answered 0 [10]", "goodbye 0"]);
@@ -214,7 +214,7 @@ fn a_peer_that_does_not_read_costs_bounded_memory_and_no_time() {
     let backlog = group.peers[1].as_ref().unwrap().out.lock().backlog();
     assert!((1..BACKLOG + 100).contains(&backlog), "{backlog}");
     group.failed(1, &cause(0));
-    group.close();
+    group.close(|| true);
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn one_rank() {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    control.close();
+    control.close(|| true);
     println!("> left");
 }
 
