@@ -237,7 +237,7 @@ impl QueuePair<ReadyToReceive> {
         let mut mask = abi::IBV_QP_STATE | abi::IBV_QP_SQ_PSN;
         if self.pair.transport == Transport::Rc {
             attributes.timeout = ACK_TIMEOUT;
-            attributes.retry_cnt = 7;
+            attributes.retry_cnt = ACK_RETRIES;
             attributes.rnr_retry = RNR_FOR_EVER;
             attributes.max_rd_atomic = 1;
             mask |= abi::IBV_QP_TIMEOUT
@@ -323,8 +323,10 @@ impl QueuePair<ReadyToSend> {
 const RNR_TIMER: u8 = 1;
 /// Encoded as "wait for ever": our own deadlines end a wait.
 const RNR_FOR_EVER: u8 = 7;
-/// 4.096 us times 2 to this power, 67 ms: how long an acknowledgement may take.
-const ACK_TIMEOUT: u8 = 14;
+/// 4.096 us times 2 to this power, 134 ms: how long an acknowledgement may take.
+const ACK_TIMEOUT: u8 = 15;
+/// How often what is not acknowledged is sent again. To Soft-RoCE one more means for ever.
+const ACK_RETRIES: u8 = 6;
 
 /// Attributes of which none is set yet.
 fn no_attributes() -> abi::ibv_qp_attr {
