@@ -43,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) incoming: Vec<Incoming>,
     /// When a receiver saw the end of its stream.
     pub(crate) closed: Vec<Option<Instant>>,
+    /// Since when it is known that a peer that had said goodbye is no longer there.
+    pub(crate) gone: Vec<Option<Instant>>,
     /// Few, and looked up for every message: a tree of them is faster than a hash.
     pub(crate) communicators: BTreeMap<u32, Group>,
     /// Messages for communicators that this rank has not made yet.

@@ -235,8 +235,18 @@ impl Engine {
             if core.closed[peer].is_some() {
                 break;
             }
+            // Nothing is under way any more then, also if nobody has told the end of the stream, which over cables only the
+            // peer itself could do.
+            let gone = core.gone[peer].filter(|at| receiver.is_silent() && at.elapsed() > VERDICT);
+            let before = gone.map(|_| receiver.moved());
             match receiver.poll() {
-                Ok(Arrival::Nothing) => break,
+                Ok(Arrival::Nothing) => {
+                    // Bytes of a payload may have come all the same.
+                    if before == Some(receiver.moved()) {
+                        core.closed[peer] = Some(Instant::now());
+                    }
+                    break;
+                }
                 Ok(Arrival::Header(header)) => {
                     core.header(peer, header, &lines)?;
                     if header.length > 0 {
@@ -436,6 +446,9 @@ impl Engine {
             return Ok(());
         }
         core.next_tick = now + self.policy.tick;
+        for peer in self.health.gone() {
+            core.gone[peer].get_or_insert(now);
+        }
         let ids: Vec<OperationId> = core.table.ids().collect();
         let Core { clocks, table, .. } = &mut *core;
         clocks.retain(|&id, _| table.entry(id).is_some());

@@ -214,6 +214,12 @@ impl Health {
         self.news.lock().departed[peer]
     }
 
+    /// The peers that have said goodbye and are no longer there.
+    pub(crate) fn gone(&self) -> Vec<usize> {
+        let news = self.news.lock();
+        (0..news.departed.len()).filter(|&peer| news.departed[peer] && news.arrived[peer].ended).collect()
+    }
+
     /// What peers have told since the last call, and clears the flag for it.
     pub(crate) fn take_statuses(&self) -> Vec<(usize, Status)> {
         let mut news = self.news.lock();

@@ -130,6 +130,7 @@ impl Engine {
             receivers: parts.receivers,
             incoming: (0..size).map(|_| Incoming::Nothing).collect(),
             closed: vec![None; size],
+            gone: vec![None; size],
             communicators: Default::default(),
             limbo: Limbo::new(size),
             numbers: Numbers::new(size, parts.rank),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use raccl::{Communicator, Config, Custom, Error, Sum};
-use raccl_emulator::{Emulation, Fault, Layout};
+use raccl_emulator::{Emulation, Fault, Layout, Spec};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::{
@@ -199,43 +199,75 @@ fn a_signal_in_the_middle_of_leaving_frees_the_devices() {
     }
 }
 
+/// Over cables the end of a stream is told by the rank itself, and one that was killed has told it to nobody.
+#[test]
+fn a_rank_that_is_killed_in_the_middle_of_leaving_is_lost_to_those_who_need_it() {
+    const NAME: &str = "signals::a_rank_that_is_killed_in_the_middle_of_leaving_is_lost_to_those_who_need_it";
+    if let Some(config) = child(NAME) {
+        return leave(config.connect().unwrap());
+    }
+    for degrade in [false, true] {
+        let Leaving { story, mut fleet, .. } = Leaving::begin(NAME, Wait::Departure, 3, degrade);
+        fleet.kill(0);
+        for end in &fleet.finish(BOUND)[1..] {
+            end.assert_well(&story);
+            assert_eq!(end.heard("lost"), Some("0"), "{story}: {end:#?}");
+        }
+    }
+}
+
+/// A group whose rank 0 is in the middle of leaving.
+struct Leaving {
+    story: String,
+    spec: Spec,
+    emulation: Emulation,
+    fleet: Fleet,
+}
+
+impl Leaving {
+    fn begin(name: &str, wait: Wait, size: usize, degrade: bool) -> Leaving {
+        let story = format!("{wait:?}, {size} ranks, degrade {degrade}");
+        println!("{story}");
+        let mut spec = Layout::mesh().cables(2).spec(size);
+        // So that it is clear through which one a message goes.
+        spec.limits.queue_pairs = 1;
+        let emulation = Emulation::create(&spec).unwrap();
+        let go = emulation.spec_file().with_file_name("go");
+        let variables = [
+            (GO, go.display().to_string()),
+            ("RACCL_TEST_WAIT", format!("{wait:?}")),
+            ("RACCL_DEGRADE", u8::from(degrade).to_string()),
+        ];
+        let mut fleet = Fleet::start_on(Some(&emulation), name, size, &variables);
+        let others: Vec<usize> = (1..size).collect();
+        fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
+        for (cable, ends) in spec.cables.iter().map(|cable| &cable.ends).enumerate() {
+            let Some(own) = ends.iter().position(|end| end.machine == 0) else { continue };
+            let fault = match wait {
+                Wait::Answer => continue,
+                Wait::Arrivals => Fault::Stall { cable, end: 1 - own, message: 0 },
+                Wait::Departure => Fault::Stall { cable, end: own, message: 0 },
+                Wait::Confirmation => Fault::Lose { cable, end: own, message: 0, every: Some(1) },
+            };
+            emulation.inject(&fault).unwrap();
+        }
+        if wait == Wait::Answer {
+            others.iter().for_each(|&rank| fleet.signal(rank, "STOP"));
+        }
+        others.iter().for_each(|rank| fs::write(go.with_extension(rank.to_string()), "").unwrap());
+        if wait != Wait::Answer {
+            fleet.wait_for("sent", &others);
+        }
+        fs::write(go.with_extension("0"), "").unwrap();
+        fleet.wait_for("leaving", &[0]);
+        // Wherever it is found, what is tested has to hold; in the middle of leaving it is hardest.
+        thread::sleep(Duration::from_millis(100));
+        Leaving { story, spec, emulation, fleet }
+    }
+}
+
 fn interrupt_leaving(name: &str, wait: Wait, size: usize, degrade: bool) {
-    let story = format!("{wait:?}, {size} ranks, degrade {degrade}");
-    println!("{story}");
-    let mut spec = Layout::mesh().cables(2).spec(size);
-    // So that it is clear through which one a message goes.
-    spec.limits.queue_pairs = 1;
-    let emulation = Emulation::create(&spec).unwrap();
-    let go = emulation.spec_file().with_file_name("go");
-    let variables = [
-        (GO, go.display().to_string()),
-        ("RACCL_TEST_WAIT", format!("{wait:?}")),
-        ("RACCL_DEGRADE", u8::from(degrade).to_string()),
-    ];
-    let mut fleet = Fleet::start_on(Some(&emulation), name, size, &variables);
-    let others: Vec<usize> = (1..size).collect();
-    fleet.wait_for("joined", &(0..size).collect::<Vec<_>>());
-    for (cable, ends) in spec.cables.iter().map(|cable| &cable.ends).enumerate() {
-        let Some(own) = ends.iter().position(|end| end.machine == 0) else { continue };
-        let fault = match wait {
-            Wait::Answer => continue,
-            Wait::Arrivals => Fault::Stall { cable, end: 1 - own, message: 0 },
-            Wait::Departure => Fault::Stall { cable, end: own, message: 0 },
-            Wait::Confirmation => Fault::Lose { cable, end: own, message: 0, every: Some(1) },
-        };
-        emulation.inject(&fault).unwrap();
-    }
-    if wait == Wait::Answer {
-        others.iter().for_each(|&rank| fleet.signal(rank, "STOP"));
-    }
-    others.iter().for_each(|rank| fs::write(go.with_extension(rank.to_string()), "").unwrap());
-    if wait != Wait::Answer {
-        fleet.wait_for("sent", &others);
-    }
-    fs::write(go.with_extension("0"), "").unwrap();
-    fleet.wait_for("leaving", &[0]);
-    // Wherever the signal finds it, this has to hold; in the middle of leaving it is hardest.
-    thread::sleep(Duration::from_millis(100));
+    let Leaving { story, spec, emulation, mut fleet } = Leaving::begin(name, wait, size, degrade);
     fleet.signal(0, "TERM");
     fleet.wait_for_end(0);
     let left: Vec<_> = (spec.cables.iter().flat_map(|cable| &cable.ends))
@@ -243,7 +275,7 @@ fn interrupt_leaving(name: &str, wait: Wait, size: usize, degrade: bool) {
         .map(|end| emulation.books_of(0, &end.device).unwrap().live)
         .filter(|live| !live.is_zero())
         .collect();
-    others.iter().for_each(|&rank| fleet.signal(rank, "CONT"));
+    (1..size).for_each(|rank| fleet.signal(rank, "CONT"));
     let ends = fleet.finish(BOUND);
     assert!(left.is_empty(), "{story}: {left:?} is left; {ends:#?}");
     assert_eq!(ends[0].status.and_then(|status| status.signal()), Some(SIGTERM), "{story}: {ends:#?}");
