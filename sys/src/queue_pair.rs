@@ -118,6 +118,12 @@ impl<S> QueuePair<S> {
         self.pair.kept.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
     }
 
+    /// Destroys it now, as dropping it does, and says whether that could be done: if not, the device may still read and write
+    /// what was posted.
+    pub fn destroy(mut self) -> Result<(), Error> {
+        self.pair.destroy()
+    }
+
     fn modify(&self, attributes: &mut abi::ibv_qp_attr, mask: abi::ibv_qp_attr_mask) -> Result<(), Error> {
         let context = self.context();
         errno::clear();
@@ -380,16 +386,29 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
-    fn drop(&mut self) {
+impl Pair {
+    /// Does nothing a second time.
+    fn destroy(&mut self) -> Result<(), Error> {
+        if self.raw.is_null() {
+            return Ok(());
+        }
         let context = &self.domain.context;
         errno::clear();
-        // SAFETY: the queue pair was made by this library and this is its only owner.
-        let status = unsafe { (context.library().functions().destroy_qp)(self.raw) };
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        // SAFETY: the queue pair was made by this library and this is its only owner, which has just forgotten it.
+        let status = unsafe { (context.library().functions().destroy_qp)(raw) };
         context.freed("ibv_destroy_qp", status);
         if status != 0 {
             // The device may still use the memory: it stays registered and mapped.
             std::mem::forget(std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner)));
         }
+        context.check("ibv_destroy_qp", None, status)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // Failures are in the context's list.
+        let _ = self.destroy();
     }
 }
