@@ -3,7 +3,7 @@
 //! Nothing waits for real: when message and receive have met, the time at which the message will have been sent is
 //! computed from the times at which they were posted and from what the cable has to carry before. Both sides then
 //! look at the clock. Late looking costs nothing, so a cable is as fast as its description even where processes
-//! share a processor. Only a poll that comes less than 200 ns before a message does waits for it.
+//! share a processor.
 
 use std::sync::atomic::Ordering;
 

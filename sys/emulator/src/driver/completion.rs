@@ -136,9 +136,6 @@ impl Queue {
     }
 }
 
-/// In nanoseconds; a turn of a program that polls takes about as long.
-const SOON: u64 = 200;
-
 /// The time, looked at once a poll, and only when something depends on it.
 #[derive(Default)]
 pub(super) struct Clock {
@@ -149,20 +146,6 @@ impl Clock {
     #[inline]
     pub(super) fn now(&mut self) -> u64 {
         *self.time.get_or_insert_with(now)
-    }
-
-    /// Whether that time has come, or comes before a program could have asked again: then this waits for it, so that
-    /// messages are not the later the more a program does between two polls.
-    #[inline]
-    pub(super) fn reaches(&mut self, time: u64) -> bool {
-        let mut current = self.now();
-        if current < time && time - current < SOON {
-            while current < time {
-                current = now();
-            }
-            self.time = Some(current);
-        }
-        current >= time
     }
 }
 

@@ -60,7 +60,7 @@ impl Next {
     pub(super) fn is_to_come(&self, pair: &Pair, clock: &mut Clock) -> bool {
         let due = self.due.load(Ordering::Relaxed);
         if due > 0 {
-            return !clock.reaches(due);
+            return clock.now() < due;
         }
         let Some(Link { peer: Some(peer), .. }) = pair.link() else { return true };
         let Some(ring) = peer.incoming() else { return true };
