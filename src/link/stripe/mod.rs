@@ -29,8 +29,19 @@ pub(crate) trait Outlet: Send {
     /// Takes bytes from the front of `pieces`, in order; how many. Fewer than there are means that the lane is full for now.
     ///
     /// # Safety
-    /// Every piece is valid for reads of its length during the call.
+    /// Every piece is valid for reads of its length during the call. Payload that is taken stays so, and nobody writes there, until
+    /// it is no longer [`unsettled`](Self::unsettled), or [`revoke`](Self::revoke) has returned.
     unsafe fn write(&mut self, pieces: &[IoVec]) -> Result<usize, LinkError>;
+
+    /// How many of the last bytes that were taken may still be read where they are. After an error, call
+    /// [`revoke`](Self::revoke).
+    fn unsettled(&mut self) -> Result<u64, LinkError> {
+        Ok(0)
+    }
+
+    /// From here on nothing reads the bytes that were taken, which may mean that some of them are never sent and the lane is
+    /// broken.
+    fn revoke(&mut self) {}
 
     /// Whether lanes have a way in common, so that none may run ahead of the others: no byte of a message may be taken while
     /// another lane has bytes of an earlier one in line. Asked before each write or row of writes.
@@ -55,6 +66,19 @@ pub(crate) trait Inlet: Send {
     /// # Safety
     /// Every piece is valid for writes of its length during the call.
     unsafe fn read(&mut self, pieces: &[IoVec]) -> Result<Read, LinkError>;
+
+    /// As [`read`](Self::read), and what the first piece lacks afterwards may be put there already when it comes.
+    ///
+    /// # Safety
+    /// As for `read`; besides, the first piece stays valid, and nobody else touches it, until it has been filled or
+    /// [`revoke`](Self::revoke) has returned. The next read begins where this one ends.
+    unsafe fn read_lasting(&mut self, pieces: &[IoVec]) -> Result<Read, LinkError> {
+        // SAFETY: the caller's promise is more than that.
+        unsafe { self.read(pieces) }
+    }
+
+    /// From here on nothing writes to a piece that was to last, which may mean that the lane is broken.
+    fn revoke(&mut self) {}
 
     /// A descriptor that becomes readable when bytes have arrived, if the lane has one.
     fn fd(&self) -> Option<RawFd>;

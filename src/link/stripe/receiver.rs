@@ -87,6 +87,7 @@ impl<L: Inlet> Receiver<L> {
             State::Announced { .. } => unreachable!("poll before land: the caller skipped a step"),
         };
         if matches!(result, Err(_) | Ok(Arrival::Closed)) {
+            self.revoke();
             self.state = State::Ended(result.clone());
         }
         result
@@ -112,6 +113,7 @@ impl<L: Inlet> Receiver<L> {
             // SAFETY: no byte is kept, so none is written.
             unsafe { self.land(std::ptr::null_mut(), 0) };
         }
+        self.revoke();
         self.to = std::ptr::null_mut();
         self.keep = 0;
     }
@@ -158,6 +160,13 @@ impl<L: Inlet> Receiver<L> {
             ),
             // For drain.
             State::Ended(_) => out.extend(self.lanes.iter().filter_map(|lane| lane.inlet.fd())),
+        }
+    }
+
+    /// Nothing is written any more where a payload lands.
+    fn revoke(&mut self) {
+        if matches!(self.state, State::Landing) {
+            self.lanes.iter_mut().for_each(|lane| lane.inlet.revoke());
         }
     }
 
@@ -243,9 +252,15 @@ impl<L: Inlet> Receiver<L> {
             count += 1;
         }
         let room: usize = pieces[..count].iter().map(|piece| piece.iov_len).sum();
-        // SAFETY: the first piece is within the first `keep` bytes of the destination, which the caller of `land` keeps
-        // writable; the others are the inbox's free memory or the scratch memory.
-        match unsafe { lane.inlet.read(&pieces[..count]) }? {
+        let read = if kept > 0 {
+            // SAFETY: the first piece is within the first `keep` bytes of the destination, which the caller of `land` keeps
+            // writable until all of it is there or the lane is revoked; the other is the inbox's free memory or the scratch memory.
+            unsafe { lane.inlet.read_lasting(&pieces[..count]) }
+        } else {
+            // SAFETY: the piece is the inbox's free memory or the scratch memory.
+            unsafe { lane.inlet.read(&pieces[..count]) }
+        };
+        match read? {
             Read::Empty => {}
             Read::End => return Err(cut_short("the stream ended inside a payload")),
             Read::Bytes(bytes) => {

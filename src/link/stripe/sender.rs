@@ -20,11 +20,14 @@ const GATHER: usize = 64;
 const FEW: usize = 2;
 const NOTHING: IoVec = IoVec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
+/// A lane that took so much or more at once may not be done with it.
+const LASTING: usize = 4096;
+
 /// Sends messages over lanes. The contract is that of [`crate::link::Sender`].
 pub(crate) struct Sender<L> {
     /// Written under the lock, read by anybody: the last message that is out on every lane.
     sent: AtomicU64,
-    /// As above: whether a lane has something in line.
+    /// As above: whether a lane has something in line, or is not done with what went out.
     pending: AtomicBool,
     /// As above: bytes pushed, and bytes in line.
     moved: AtomicU64,
@@ -44,8 +47,11 @@ struct Line<L> {
 struct Lane<L> {
     outlet: L,
     parts: VecDeque<Part>,
-    /// Bytes that went out since the beginning.
+    /// Bytes that went out since the beginning, and how many of them the lane is done with.
     written: u64,
+    settled: u64,
+    /// Parts that went out and that the lane is not done with: tickets, and where in the stream they end.
+    unsettled: VecDeque<(u64, u64)>,
 }
 
 /// What one message puts on one lane: its header (lane 0 only) and a range of its payload.
@@ -69,6 +75,8 @@ impl<L: Outlet> Sender<L> {
             outlet,
             parts: VecDeque::with_capacity(GATHER),
             written: 0,
+            settled: 0,
+            unsettled: VecDeque::new(),
         });
         Sender {
             sent: AtomicU64::new(0),
@@ -157,13 +165,17 @@ impl<L: Outlet> Sender<L> {
     /// Pushes what the lanes take; whether bytes moved. After a failure the line is empty and the link has ended.
     fn push(&self, line: &mut Line<L>) -> Result<bool, LinkError> {
         let mut moved = 0;
+        let mut settled = false;
         let mut failure = None;
         for index in 0..line.lanes.len() {
             let last = if line.lanes[index].outlet.in_turn() { line.last_in_turn(index) } else { u64::MAX };
-            match line.lanes[index].push(last) {
+            let lane = &mut line.lanes[index];
+            let before = lane.unsettled.len();
+            match lane.push(last) {
                 Ok(bytes) => moved += bytes,
                 Err(error) => failure = Some(error),
             }
+            settled |= lane.unsettled.len() < before;
         }
         self.moved.store(self.moved.load(Ordering::Relaxed) + moved, Ordering::Relaxed);
         if let Some(error) = failure {
@@ -172,20 +184,24 @@ impl<L: Outlet> Sender<L> {
         }
         self.queued.store(self.queued.load(Ordering::Relaxed) - moved, Ordering::Relaxed);
         self.sent.store(line.sent(), Ordering::Release);
-        self.pending.store(line.lanes.iter().any(|lane| !lane.parts.is_empty()), Ordering::Release);
-        Ok(moved > 0)
+        self.pending.store(line.lanes.iter().any(Lane::is_pending), Ordering::Release);
+        Ok(moved > 0 || settled)
     }
 
     /// Drops what is in line and remembers why; the first reason stays.
     fn end(&self, line: &mut Line<L>, why: LinkError) {
-        line.lanes.iter_mut().for_each(|lane| lane.parts.clear());
+        for lane in &mut line.lanes {
+            lane.outlet.revoke();
+            lane.parts.clear();
+            lane.unsettled.clear();
+        }
         line.ended.get_or_insert(why);
         self.queued.store(0, Ordering::Relaxed);
         self.pending.store(false, Ordering::Release);
     }
 }
 
-impl<L> Line<L> {
+impl<L: Outlet> Line<L> {
     /// Distributes a message, the `last` one, over the lanes.
     fn put(&mut self, split: &Split, header: &Header, payload: *const u8) {
         let encoded = header.encode();
@@ -213,9 +229,7 @@ impl<L> Line<L> {
 
     /// The last message that is out on every lane.
     fn sent(&self) -> u64 {
-        let first_in_line =
-            self.lanes.iter().filter_map(|lane| lane.parts.front()).map(|part| part.ticket).min();
-        first_in_line.map_or(self.last, |ticket| ticket - 1)
+        self.lanes.iter().filter_map(Lane::first).min().map_or(self.last, |ticket| ticket - 1)
     }
 }
 
@@ -237,12 +251,35 @@ impl<L: Outlet> Lane<L> {
             // SAFETY: headers live in the line, which does not change during the call; payloads are valid by the promise that
             // their senders gave.
             let taken = unsafe { self.outlet.write(&pieces[..count]) }?;
+            if self.settled < self.written || taken >= LASTING {
+                let unsettled = self.outlet.unsettled()?;
+                self.settled = self.written + taken as u64 - unsettled;
+            } else {
+                self.settled += taken as u64;
+            }
             self.advance(taken);
             if taken < total {
                 break;
             }
         }
+        if self.written == before && self.settled < self.written {
+            self.settled = self.written - self.outlet.unsettled()?;
+        }
+        while self.unsettled.front().is_some_and(|&(_, end)| end <= self.settled) {
+            self.unsettled.pop_front();
+        }
         Ok(self.written - before)
+    }
+
+    /// Whether something is in line, or the lane is not done with what went out.
+    fn is_pending(&self) -> bool {
+        !self.parts.is_empty() || !self.unsettled.is_empty()
+    }
+
+    /// The first message of which something is in line, or with which the lane is not done.
+    fn first(&self) -> Option<u64> {
+        let unsettled = self.unsettled.front().map(|&(ticket, _)| ticket);
+        unsettled.or_else(|| self.parts.front().map(|part| part.ticket))
     }
 
     /// Names what is at the front of the line; how many pieces and bytes that is.
@@ -263,13 +300,18 @@ impl<L: Outlet> Lane<L> {
 
     /// Takes from the line what is out.
     fn advance(&mut self, mut taken: usize) {
+        let mut end = self.written;
         self.written += taken as u64;
         while let Some(part) = self.parts.front_mut() {
             let step = taken.min(part.size() - part.done);
             part.done += step;
             taken -= step;
+            end += step as u64;
             if part.done < part.size() {
                 break;
+            }
+            if end > self.settled {
+                self.unsettled.push_back((part.ticket, end));
             }
             self.parts.pop_front();
         }

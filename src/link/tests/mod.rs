@@ -1,6 +1,7 @@
 //! What every kind of link has to do: the same traffic over all of them, and over lanes made to be difficult.
 
 mod ends;
+mod lending;
 mod sealing;
 mod threads;
 mod traffic;
