@@ -134,6 +134,23 @@ pub enum Error {
         room: u64,
     },
 
+    /// There is no memory for a buffer, or a device cannot take more of it. The communicator is still usable.
+    #[error(
+        "registering {bytes} bytes on rank {rank}: {reason}; devices have few regions and the system may limit what a process locks \
+         (ulimit -l): register less, in fewer pieces, or use ordinary memory"
+    )]
+    Registration {
+        /// The rank that reports it.
+        rank: usize,
+        /// How much it was.
+        bytes: usize,
+        /// What the device or the system says.
+        reason: String,
+        /// The error below, if there is one.
+        #[source]
+        source: Option<Cause>,
+    },
+
     /// Somebody called `abort`. The group is unusable.
     #[error("{operation} on rank {rank}: aborted by rank {by}")]
     Aborted {

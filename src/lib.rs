@@ -23,6 +23,7 @@
 //! - [`Config`]: how a group is formed, from the environment or from memory.
 //! - [`Communicator`]: all operations; [`local_group`] makes one for each thread of a process.
 //! - [`Sum`], [`Prod`], [`Min`], [`Max`], [`Avg`], [`BitAnd`], [`BitOr`], [`BitXor`], [`Custom`]: what a reduction does.
+//! - [`Communicator::allocate`], [`Communicator::with_registered`]: memory that RDMA devices read and write themselves.
 //! - [`Communicator::scope`]: operations that do not block, on borrowed buffers.
 //! - [`ByteCommunicator`]: the same for those who learn the element type at run time.
 //! - [`Communicator::explain`]: which algorithm would run, and why.
@@ -53,7 +54,8 @@ mod reduce;
 mod topology;
 
 pub use communicator::{
-    AbortHandle, ByteCommunicator, Collective, Communicator, Explanation, Pending, Scope, local_group,
+    AbortHandle, Buffer, ByteCommunicator, Collective, Communicator, Explanation, Pending, Registration,
+    Scope, Uncopied, local_group,
 };
 pub use config::{Config, DeviceMatrix, LinkChoice, Origin, VerbsTransport, hostfile, parse};
 pub use engine::{FlightCall, FlightPeer, FlightRecord, FlightState};

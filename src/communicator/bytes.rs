@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Communicator,
+    Buffer, Communicator, Registration, Uncopied,
     collectives::{Request, reduction},
 };
 use crate::{
@@ -122,6 +122,24 @@ pub trait ByteCommunicator: Send + Sync {
     /// # Errors
     /// See the trait.
     fn send_recv(&self, send: &[u8], to: usize, recv: &mut [u8], from: usize, tag: u64) -> Result<usize>;
+
+    /// See [`Communicator::allocate`]; `length` in bytes.
+    ///
+    /// # Errors
+    /// See the trait.
+    fn allocate(&self, length: usize) -> Result<Buffer<u8>>;
+
+    /// See [`Communicator::register`].
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// See the trait.
+    unsafe fn register(&self, start: *mut u8, bytes: usize) -> Result<Registration>;
+
+    /// See [`Communicator::uncopied`].
+    fn uncopied(&self) -> Uncopied;
 
     /// See [`Communicator::split`].
     ///
@@ -261,6 +279,19 @@ impl ByteCommunicator for Communicator {
 
     fn send_recv(&self, send: &[u8], to: usize, recv: &mut [u8], from: usize, tag: u64) -> Result<usize> {
         self.send_recv(send, to, recv, from, tag)
+    }
+
+    fn allocate(&self, length: usize) -> Result<Buffer<u8>> {
+        self.allocate(length)
+    }
+
+    unsafe fn register(&self, start: *mut u8, bytes: usize) -> Result<Registration> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.register(start, bytes) }
+    }
+
+    fn uncopied(&self) -> Uncopied {
+        self.uncopied()
     }
 
     fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Arc<dyn ByteCommunicator>>> {

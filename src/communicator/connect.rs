@@ -15,7 +15,10 @@ use crate::{
     config::{Config, DeviceMatrix, LinkChoice, Rendezvous, Resolved},
     engine::{Health, Parts, Policy, Timeouts, Trace},
     error::{Cause, Error, Result},
-    link::{LinkKind, Receiver, Sender, tcp, verbs},
+    link::{
+        LinkKind, Receiver, Sender, tcp,
+        verbs::{self, Cabled, Registry},
+    },
     os::{self, Waker},
     plan::{OverrideError, Overrides},
     topology::{Topology, without_cable},
@@ -177,11 +180,15 @@ fn start_trace(path: &Path, rank: usize, size: usize) -> Result<Trace> {
 fn connect_links(joined: Joined, recipe: Recipe, until: Instant) -> Result<Communicator> {
     let Recipe { choice, encrypt, wishes, timeouts, cables } = recipe.clone();
     let matrix = cables.as_ref().map(|cables| cables.matrix.of_ranks(&joined.charter.identities()));
-    let mut cabled = match (&cables, &matrix) {
+    let cabled = match (&cables, &matrix) {
         (Some(cables), Some(matrix)) => connect_cables(&joined, cables, matrix, wishes.cables, until)?,
-        _ => Vec::new(),
+        _ => None,
     };
-    let matrix = matrix.filter(|_| !cabled.is_empty());
+    let matrix = matrix.filter(|_| cabled.is_some());
+    let (mut cabled, registry) = match cabled {
+        Some(Cabled { links, registry }) => (links, registry),
+        None => (Vec::new(), Arc::new(Registry::without_devices())),
+    };
     let Joined { rank, epoch, hosts, cores, data, sessions, control, charter, .. } = joined;
     let mut senders: Vec<Option<Sender>> = Vec::new();
     let mut receivers: Vec<Option<Receiver>> = Vec::new();
@@ -218,7 +225,7 @@ fn connect_links(joined: Joined, recipe: Recipe, until: Instant) -> Result<Commu
     };
     let neighbours = hosts.iter().filter(|&&host| host == hosts[rank]).count();
     let policy = Policy::new(neighbours, cores[rank]);
-    let parts = Parts { rank, epoch, senders, receivers, health, waker, control, policy };
+    let parts = Parts { rank, epoch, senders, receivers, registry, health, waker, control, policy };
     let watched = matrix.is_some() && cables.is_some_and(|cables| cables.signals);
     let lineage = Lineage::Processes { charter: Box::new(charter), recipe };
     let comm = assemble(parts, Arc::new(topology), timeouts, lineage)?;
@@ -246,6 +253,7 @@ pub(super) fn alone(recipe: Recipe) -> Result<Communicator> {
         epoch: 1,
         senders,
         receivers: vec![None],
+        registry: Arc::new(Registry::without_devices()),
         health,
         waker,
         control,
@@ -263,7 +271,7 @@ fn connect_cables(
     matrix: &DeviceMatrix,
     options: verbs::Options,
     until: Instant,
-) -> Result<Vec<Option<(Sender, Receiver)>>> {
+) -> Result<Option<Cabled>> {
     let rank = joined.rank;
     let request = verbs::Request {
         rank,
@@ -275,14 +283,14 @@ fn connect_cables(
         until,
     };
     match verbs::connect(&request, joined.data.iter().map(|sockets| sockets.first()).collect()) {
-        Ok(links) => Ok(links),
+        Ok(cabled) => Ok(Some(cabled)),
         Err(verbs::Failure::Lost { peer, source }) if joined.charter.is_first() => {
             let reason = format!("rank {peer} was lost while the cables were connected; see its output");
             Err(Error::Bootstrap { rank, reason, source: Some(source) })
         }
         Err(verbs::Failure::Lost { peer, source }) => {
             tracing::debug!(rank, peer, %source, "lost while the cables of a smaller group were connected");
-            Ok(Vec::new())
+            Ok(None)
         }
         Err(verbs::Failure::Unavailable { rank: at, reason, source }) => {
             let reason = if at == rank { reason } else { format!("rank {at} says: {reason}") };
@@ -290,7 +298,7 @@ fn connect_cables(
                 return Err(Error::Unavailable { rank, link: LinkKind::Verbs, reason, source });
             }
             tracing::warn!(rank, reason, "the cables cannot be used: all pairs take TCP");
-            Ok(Vec::new())
+            Ok(None)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Communicators: the public face of the library.
 
 mod abort;
+mod buffer;
 mod bytes;
 mod collectives;
 mod connect;
@@ -21,6 +22,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use self::{
     abort::AbortHandle,
+    buffer::{Buffer, Registration, Uncopied},
     bytes::ByteCommunicator,
     explain::{Collective, Explanation},
     local::local_group,
@@ -40,8 +42,8 @@ use crate::{
 /// communicator at the same time must agree on an order themselves, or use a [`duplicate`](Communicator::duplicate) each.
 /// Point-to-point messages match by source and tag, in the order in which they were sent.
 ///
-/// After an error that makes the group unusable (every error but [`Error::InvalidArgument`] and [`Error::Truncated`]) all
-/// later calls fail at once with the same first cause, on all communicators of the group.
+/// After an error that makes the group unusable (every error but [`Error::InvalidArgument`], [`Error::Truncated`] and
+/// [`Error::Registration`]) all later calls fail at once with the same first cause, on all communicators of the group.
 ///
 /// When the last communicator of a group is dropped it says goodbye to the others, which need not be leaving at the same
 /// time. [`close`](Communicator::close) does the same and returns what went wrong.

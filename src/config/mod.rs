@@ -375,8 +375,9 @@ impl Config {
     }
 
     /// Whether everything that a cable carries has a checksum, and not only the headers and numbers by which loss is noticed. A
-    /// damaged message is then an error for certain, at the cost of reading it once more on either side. By default not. What
-    /// rank 0 says holds for all ranks.
+    /// damaged message is then an error for certain, at the cost of reading it once more on either side, and of copying what would
+    /// not have to be copied otherwise ([`Communicator::allocate`](crate::Communicator::allocate)). By default not. What rank 0 says
+    /// holds for all ranks.
     ///
     /// ```
     /// let config = raccl::Config::new().verbs_checksum(true);
@@ -392,7 +393,8 @@ impl Config {
     /// is an error as ever, and a cable that has died is not used again by this group. By default not. What rank 0 says holds for
     /// all ranks.
     ///
-    /// It costs registered memory, a third more by default, for what may have to be sent again. Payloads that are damaged
+    /// It costs registered memory, a third more by default, for what may have to be sent again, and everything is copied there, also
+    /// what is in memory that devices know ([`Communicator::allocate`](crate::Communicator::allocate)). Payloads that are damaged
     /// on the way are noticed with [`verbs_checksum`](Config::verbs_checksum) only.
     ///
     /// ```

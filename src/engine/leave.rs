@@ -43,6 +43,7 @@ impl Engine {
         }
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
         self.senders.iter().flatten().for_each(Sender::release);
+        self.registry.release();
         // After the devices: a signal that ends the process waits for them, and not for last words that a peer does not read.
         self.control.close(|| true);
         result
@@ -140,6 +141,7 @@ impl verbs::End for Ending {
         engine.collapse(&mut core, "close");
         core.receivers.iter_mut().for_each(|receiver| *receiver = None);
         engine.senders.iter().flatten().for_each(Sender::release);
+        engine.registry.release();
     }
 
     fn is_over(&self) -> bool {

@@ -1,12 +1,18 @@
 //! The sending side of all links, as runs and messages use it.
 
 use super::health::{Failure, Health};
-use crate::link::{Header, LinkError, LinkKind, Sender, Ticket};
+use crate::link::{Header, LinkError, LinkKind, Sender, Ticket, verbs::Registry};
+
+/// Bytes of a large message in one piece where they go out from where the user has them. Of each piece, what comes before the
+/// peer has posted receives where it wants the bytes is copied there, half a megabyte or so; others that share the link wait
+/// meanwhile.
+const LENT_PIECE: usize = 8 << 20;
 
 /// The group's senders by world rank.
 pub(crate) struct Lines<'a> {
     pub(crate) senders: &'a [Option<Sender>],
     pub(crate) epoch: u32,
+    pub(crate) registry: &'a Registry,
     pub(crate) health: &'a Health,
 }
 
@@ -18,6 +24,16 @@ impl Lines<'_> {
             link: LinkKind::Local,
             reason: "a plan sends to the own rank".to_owned(),
         })
+    }
+
+    /// How much of a large message that begins there is to go to a peer in one piece: `usual`, if nothing speaks for more.
+    pub(crate) fn piece(&self, peer: usize, start: *const u8, bytes: usize, usual: usize) -> usize {
+        let cabled = self.senders[peer].as_ref().is_some_and(|sender| sender.kind() == LinkKind::Verbs);
+        if bytes > usual && cabled && self.registry.knows(start, bytes) {
+            LENT_PIECE.max(usual)
+        } else {
+            usual
+        }
     }
 
     /// Sends a message without payload. Nobody misses it if the peer has left.

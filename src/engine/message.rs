@@ -27,7 +27,7 @@ pub(crate) const FOR_MESSAGE: u32 = 2;
 /// In [`Header::flags`] of a message that brings credit: a receive waits, and nothing that is stored is for it.
 pub(crate) const ANNOUNCE_ALL: u32 = 4;
 
-/// Bytes of an announced message in one chunk.
+/// Bytes of an announced message in one chunk, usually.
 const CHUNK: usize = 256 << 10;
 
 /// Bytes left in line at a link before a stream waits.
@@ -328,8 +328,9 @@ fn stream(
 ) -> Result<SendState, Failure> {
     let sender = lines.sender(send.peer)?;
     let signature = sign(send.tag, send.length as u64);
+    let piece = lines.piece(send.peer, send.pointer, send.length, CHUNK);
     while sender.queued_bytes() < WINDOW {
-        let bytes = CHUNK.min(send.length - offset);
+        let bytes = piece.min(send.length - offset);
         let mut head = header(shared, lines.epoch, send.peer, MessageKind::Data, number, signature);
         head.length = bytes as u64;
         // SAFETY: whoever waits for the operation keeps the payload alive until the ticket is sent or the link closed.

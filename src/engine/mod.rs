@@ -65,7 +65,10 @@ pub(crate) use self::{reentry::inside, shared::BUDGET};
 use crate::{
     bootstrap::control::{Control, Trigger},
     error::{Error, Result},
-    link::{Header, LinkKind, MessageKind, Receiver, Sender, Signature},
+    link::{
+        Header, LinkKind, MessageKind, Receiver, Sender, Signature,
+        verbs::{self, Registry},
+    },
     os::Waker,
     reduce::Reducer,
 };
@@ -77,6 +80,7 @@ pub(crate) struct Engine {
     epoch: u32,
     senders: Arc<[Option<Sender>]>,
     core: Mutex<Core>,
+    registry: Arc<Registry>,
     health: Arc<Health>,
     waker: Arc<Waker>,
     control: Control,
@@ -94,6 +98,8 @@ pub(crate) struct Parts {
     /// By world rank, none for the own.
     pub(crate) senders: Arc<[Option<Sender>]>,
     pub(crate) receivers: Vec<Option<Receiver>>,
+    /// What memory the devices of the links may use.
+    pub(crate) registry: Arc<Registry>,
     pub(crate) health: Arc<Health>,
     pub(crate) waker: Arc<Waker>,
     pub(crate) control: Control,
@@ -154,6 +160,7 @@ impl Engine {
             epoch: parts.epoch,
             senders: parts.senders,
             core: Mutex::new(core),
+            registry: parts.registry,
             health: parts.health,
             waker: parts.waker,
             control: parts.control,
@@ -166,6 +173,17 @@ impl Engine {
     /// The kind of link to a peer, none to oneself.
     pub(crate) fn link(&self, peer: usize) -> Option<LinkKind> {
         self.senders[peer].as_ref().map(Sender::kind)
+    }
+
+    /// What memory the devices of the links may use.
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Bytes that links have sent from where they were, and received where they were wanted.
+    pub(crate) fn uncopied(&self) -> (u64, u64) {
+        let cables = self.senders.iter().flatten().filter_map(Sender::cables);
+        cables.map(verbs::Cables::uncopied).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// The last calls of this rank; none inside a user-defined operation.
@@ -554,7 +572,7 @@ impl Engine {
     }
 
     fn lines(&self) -> Lines<'_> {
-        Lines { senders: &self.senders, epoch: self.epoch, health: &self.health }
+        Lines { senders: &self.senders, epoch: self.epoch, registry: &self.registry, health: &self.health }
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     link::{Header, MessageKind, Signature, Ticket},
-    plan::{Action, Buffer, Leaf, Span},
+    plan::{Action, Algorithm, Buffer, Leaf, Span},
     reduce::{Reducer, Repr, Source},
 };
 
@@ -322,9 +322,12 @@ impl Run {
         let mut batch = std::mem::take(&mut self.batch);
         let mut waiting = if batch_possible(&self.steps[index], length) { sender.queued_bytes() } else { 0 };
         let mut issued = self.steps[index].issued;
+        let chunk = self.chunk(prepared, from, issued, length, allowed, |start, bytes, usual| {
+            lines.piece(peer, start, bytes, usual)
+        });
         while (issued < length || !self.steps[index].announced) && waiting < WINDOW {
             let (pointer, contiguous) = self.locate(from, issued);
-            let end = next_boundary(issued, prepared.chunk).min(length).min(issued + contiguous);
+            let end = next_boundary(issued, chunk).min(length).min(issued + contiguous);
             let bytes = (end - issued) * size;
             if end > allowed {
                 break;
@@ -374,6 +377,26 @@ impl Run {
         state.finished =
             state.announced && state.done == length && state.tickets.is_empty() && state.issued == length;
         Ok(())
+    }
+
+    /// Elements of a message of a step that sends. Nobody folds or passes on what goes directly to whoever wants it, so it may as
+    /// well come in long pieces.
+    fn chunk(
+        &self,
+        prepared: &Prepared,
+        from: &Span,
+        issued: usize,
+        length: usize,
+        allowed: usize,
+        piece: impl Fn(*const u8, usize, usize) -> usize,
+    ) -> usize {
+        let direct = self.reducer.is_none() && prepared.plan.algorithm == Algorithm::Direct;
+        if !direct || allowed < length || length - issued <= prepared.chunk {
+            return prepared.chunk;
+        }
+        let size = self.size(from.repr).max(1);
+        let (start, contiguous) = self.locate(from, issued);
+        piece(start.cast_const(), contiguous * size, prepared.chunk * size) / size
     }
 
     fn receive(&mut self, prepared: &Prepared, index: usize) {

@@ -27,7 +27,17 @@ fn joined(size: usize, policy: Policy, link: impl Fn(&Arc<Waker>) -> (End, End))
     let senders: Arc<[Option<Sender>]> = senders.into();
     let health = Arc::new(Health::new(0, Arc::clone(&waker), Arc::clone(&senders)));
     let control = Control::local(0, Arc::clone(&health) as Arc<dyn Watcher>, vec![None; size]);
-    let engine = Engine::new(Parts { rank: 0, epoch: 1, senders, receivers, health, waker, control, policy });
+    let engine = Engine::new(Parts {
+        rank: 0,
+        epoch: 1,
+        senders,
+        receivers,
+        registry: Arc::new(Registry::without_devices()),
+        health,
+        waker,
+        control,
+        policy,
+    });
     engine.register(Arc::new(Shared::new(0, size, (0..size).collect(), 0)), 0).unwrap();
     (engine, peers)
 }

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::RwLock;
 use raccl_sys::{Gid, Library, Peer, Route};
 use serde::Serialize;
 
@@ -29,8 +30,9 @@ use super::{
     lane::Lane,
     offer::{Offer, OfferedClass},
     plan,
+    registry::Registry,
     rounds::{Lost, Rounds},
-    wire::{Class, PORT, Wire},
+    wire::{BULK, Class, Lent, PORT, Pair as QueuePairOf, Wire},
 };
 use crate::{
     config::DeviceMatrix,
@@ -65,27 +67,33 @@ const TOKEN: Duration = Duration::from_secs(5);
 /// Ranks wait a little longer for each other than each of them waits for its devices.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The cables of this rank.
+pub(crate) struct Cabled {
+    /// By peer, `None` where there is no cable.
+    pub(crate) links: Vec<Option<(Sender, Receiver)>>,
+    /// What memory their devices may use.
+    pub(crate) registry: Arc<Registry>,
+}
+
 /// Connects the cables that the matrix names. `sockets` are connections to every peer, none to oneself; afterwards they are as
-/// before. Returns the links by peer, `None` where there is no cable.
-pub(crate) fn connect(
-    request: &Request<'_>,
-    sockets: Vec<Option<&TcpStream>>,
-) -> Result<Vec<Option<(Sender, Receiver)>>, Failure> {
+/// before.
+pub(crate) fn connect(request: &Request<'_>, sockets: Vec<Option<&TcpStream>>) -> Result<Cabled, Failure> {
     let hold = Hold::new(request.signals);
     let mut rounds = Rounds::new(sockets, request.until + PATIENCE + TOKEN);
     let size = request.matrix.size();
-    let mut opened = match &hold {
-        Ok(_) => open(request),
+    let opened = match &hold {
+        Ok(hold) => open(request, hold),
         Err(error) => Err(Trouble { reason: format!("signals cannot be watched: {error}"), source: None }),
     };
-    let offers = agree(request.rank, &mut rounds, &opened, |ends, peer| {
-        ends.iter().filter(|end| end.peer == peer).map(End::offer).collect()
+    let offers = agree(request.rank, &mut rounds, &opened, |opened, peer| {
+        opened.ends.iter().filter(|end| end.peer == peer).map(End::offer).collect()
     })?;
-    let ends = opened.as_mut().map(std::mem::take).unwrap_or_default();
-    let lanes = match &hold {
-        Ok(hold) => meet(request, ends, &offers, hold),
-        // Everybody has been told in the first round.
-        Err(_) => Ok(Vec::new()),
+    // Everybody has been told in the first round if there are none.
+    let (lanes, registry) = match (&hold, opened) {
+        (Ok(hold), Ok(Opened { ends, registry })) => {
+            (meet(request, ends, &registry, &offers, hold), registry)
+        }
+        _ => (Ok(Vec::new()), Arc::new(Registry::without_devices())),
     };
     agree(request.rank, &mut rounds, &lanes, |_, _| ())?;
     let lanes = lanes.unwrap_or_default();
@@ -98,7 +106,7 @@ pub(crate) fn connect(
     }
     let mut links: Vec<Option<(Sender, Receiver)>> = (0..size).map(|_| None).collect();
     pairs.unwrap_or_default().into_iter().for_each(|pair| links[pair.peer] = Some(link(&pair)));
-    Ok(links)
+    Ok(Cabled { links, registry })
 }
 
 /// A trouble of this rank.
@@ -119,12 +127,20 @@ impl From<raccl_sys::Error> for Trouble {
     }
 }
 
+/// What was taken of the devices.
+struct Opened {
+    ends: Vec<End>,
+    registry: Arc<Registry>,
+}
+
 /// One end of a cable, before it is connected.
 struct End {
     peer: usize,
     /// Which of the cables of the pair.
     index: usize,
     device: String,
+    /// Its place in the registry.
+    place: usize,
     gid_index: u8,
     gid: Gid,
     lid: u16,
@@ -172,7 +188,7 @@ impl End {
 }
 
 /// Looks at all devices, then takes what is needed of them and makes one end for each cable.
-fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
+fn open(request: &Request<'_>, hold: &Arc<Hold>) -> Result<Opened, Trouble> {
     let library = Library::load(request.library.map(PathBuf::as_path))?;
     let list = library.devices()?;
     let cables = plan::cables(request.matrix, request.rank);
@@ -181,13 +197,16 @@ fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
         examined.push((Examined::new(&list, &name, cables.len(), request.until)?, name, cables));
     }
     let mut ends = Vec::new();
+    let mut domains = Vec::new();
     for (examined, name, cables) in examined {
         let mut device = Device::new(examined, &request.options)?;
+        domains.push(device.domain().clone());
         for (peer, index) in cables {
             ends.push(End {
                 peer,
                 index,
                 device: name.clone(),
+                place: domains.len() - 1,
                 gid_index: device.gid.index,
                 gid: device.gid.gid,
                 lid: device.lid,
@@ -199,7 +218,11 @@ fn open(request: &Request<'_>) -> Result<Vec<End>, Trouble> {
     }
     // Both sides stripe in the order of the matrix.
     ends.sort_by_key(|end| (end.peer, end.index));
-    Ok(ends)
+    let registry = match lends(&request.options) {
+        true => Registry::new(domains, Some(Arc::clone(hold))),
+        false => Registry::without_devices(),
+    };
+    Ok(Opened { ends, registry: Arc::new(registry) })
 }
 
 /// Goes through a round: what the others say to this rank, unless somebody is in trouble.
@@ -233,6 +256,7 @@ pub(super) fn agree<S, T: Serialize + serde::de::DeserializeOwned>(
 fn meet(
     request: &Request<'_>,
     ends: Vec<End>,
+    registry: &Arc<Registry>,
     offers: &[Option<Vec<Offer>>],
     hold: &Arc<Hold>,
 ) -> Result<Vec<Joined>, Trouble> {
@@ -243,18 +267,25 @@ fn meet(
         let offer = Offer::find(offered, index, peer, request.rank)
             .map_err(|reason| Trouble { reason, source: None })?;
         let megabits = end.megabits.min(offer.megabits);
-        lanes.push(Joined { peer, megabits, lane: join(request, end, offer, hold)? });
+        lanes.push(Joined { peer, megabits, lane: join(request, end, registry, offer, hold)? });
     }
     Ok(lanes)
 }
 
-fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Result<Lane, Trouble> {
-    let End { peer, index, device, gid_index, mtu, new, .. } = end;
+fn join(
+    request: &Request<'_>,
+    end: End,
+    registry: &Arc<Registry>,
+    offer: &Offer,
+    hold: &Arc<Hold>,
+) -> Result<Lane, Trouble> {
+    let End { peer, index, device, place, gid_index, mtu, new, .. } = end;
     let cable = format!("{index} from {device} of rank {} to {} of rank {peer}", request.rank, offer.device);
     let route = Route { port: PORT, gid_index, mtu: mtu.min(offer.mtu) };
     offer
         .check(&cable, peer, new.classes.iter().map(|class| class.slot_bytes))
         .map_err(|reason| Trouble { reason, source: None })?;
+    let lends = lends(&request.options);
     let mut classes = Vec::new();
     // What has no counterpart is given back.
     for (class, offered) in new.classes.into_iter().zip(&offer.classes) {
@@ -266,8 +297,13 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
             return Err(Trouble { reason, source: None });
         }
         let remote = Peer { lid: offer.lid, queue_pair: offered.queue_pair, psn: PSN, gid: Gid(offer.gid) };
+        let pair = class.pair.ready_to_receive(&route, &remote)?.ready_to_send(PSN)?;
         classes.push(Class {
-            pair: class.pair.ready_to_receive(&route, &remote)?.ready_to_send(PSN)?,
+            pair: if lends && classes.len() == BULK {
+                QueuePairOf::Revocable(RwLock::new(Some(pair)))
+            } else {
+                QueuePairOf::Lasting(pair)
+            },
             slot_bytes: class.slot_bytes,
             send_at: class.send_at,
             recv_at: class.recv_at,
@@ -289,8 +325,15 @@ fn join(request: &Request<'_>, end: End, offer: &Offer, hold: &Arc<Hold>) -> Res
         out_number: number(request.epoch, request.rank, peer, index),
         in_number: number(request.epoch, peer, request.rank, index),
         sums: request.options.sums,
+        lent: lends.then(|| Lent { registry: Arc::clone(registry), device: place }),
     };
     Lane::new(wire, Arc::clone(hold)).map_err(|error| trouble(&error))
+}
+
+/// Whether packets may come from and go to memory that was lent: whoever sums payloads looks at every byte all the same, and what
+/// may have to be sent again is kept in slots.
+fn lends(options: &Options) -> bool {
+    !options.sums && !options.degrade
 }
 
 /// Tells a direction of a cable from all others, of this group and of others.
@@ -404,7 +447,7 @@ impl<'a> Token<'a> {
         let rest = &self.own[self.sent..];
         if !rest.is_empty() {
             let piece = IoVec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-            // SAFETY: the piece is a slice that lives as long as the call, and is only read.
+            // SAFETY: the piece is a slice that lives as long as the call, and is only read; nothing was lent yet.
             self.sent += unsafe { self.lane.write(&[piece]) }?;
         }
         let mut bytes = [0_u8; 4096];
@@ -414,7 +457,7 @@ impl<'a> Token<'a> {
         }
         let piece = IoVec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
         // SAFETY: the piece is an array of ours that nobody else has.
-        match unsafe { self.lane.read(&[piece]) }? {
+        match unsafe { self.lane.read(&[piece], false) }? {
             stripe::Read::Bytes(count)
                 if bytes[..count] == self.expected[self.received..self.received + count] =>
             {

@@ -119,6 +119,11 @@ impl Device {
         Ok(Device { domain, region, classes, transport, gid, lid, mtu, megabits, lanes: 0 })
     }
 
+    /// What owns everything of the device.
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
     /// Makes one lane's end.
     pub(super) fn lane(&mut self) -> Result<NewLane, Error> {
         let base = self.lanes * lane_bytes(&self.classes);

@@ -55,6 +55,17 @@ impl Cables {
         }
     }
 
+    /// Bytes that were sent from where they were, and received where they were wanted.
+    pub(crate) fn uncopied(&self) -> (u64, u64) {
+        match &*self.0.lock() {
+            Carrier::Lanes(lanes) => {
+                let each = lanes.iter().map(|lane| lane.uncopied());
+                each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+            }
+            Carrier::Bundle(_) => (0, 0),
+        }
+    }
+
     /// Moves along what has not arrived because a cable has died.
     pub(crate) fn tend(&self) {
         if let Carrier::Bundle(bundle) = &*self.0.lock()
@@ -103,6 +114,19 @@ impl stripe::Outlet for Outlet {
         }
     }
 
+    fn unsettled(&mut self) -> Result<u64, LinkError> {
+        match &self.0 {
+            End::Lane(lane) => lane.unsettled(),
+            End::Stream { .. } => Ok(0),
+        }
+    }
+
+    fn revoke(&mut self) {
+        if let End::Lane(lane) = &self.0 {
+            lane.revoke_sends();
+        }
+    }
+
     fn in_turn(&mut self) -> bool {
         let End::Stream { bundle, deaths, .. } = &mut self.0 else { return false };
         *deaths = bundle.deaths();
@@ -135,9 +159,24 @@ impl stripe::Inlet for Inlet {
     unsafe fn read(&mut self, pieces: &[IoVec]) -> Result<stripe::Read, LinkError> {
         match &self.0 {
             // SAFETY: the caller keeps the pieces valid.
-            End::Lane(lane) => unsafe { lane.read(pieces) },
+            End::Lane(lane) => unsafe { lane.read(pieces, false) },
             // SAFETY: the same.
             End::Stream { bundle, stream, .. } => unsafe { bundle.read(*stream, pieces) },
+        }
+    }
+
+    unsafe fn read_lasting(&mut self, pieces: &[IoVec]) -> Result<stripe::Read, LinkError> {
+        match &self.0 {
+            // SAFETY: the caller keeps the pieces valid, the first for longer.
+            End::Lane(lane) => unsafe { lane.read(pieces, true) },
+            // SAFETY: the same.
+            End::Stream { bundle, stream, .. } => unsafe { bundle.read(*stream, pieces) },
+        }
+    }
+
+    fn revoke(&mut self) {
+        if let End::Lane(lane) = &self.0 {
+            lane.revoke_receives();
         }
     }
 

@@ -19,6 +19,7 @@ mod lane;
 mod offer;
 mod packet;
 mod plan;
+mod registry;
 mod rounds;
 mod source;
 mod wire;
@@ -28,9 +29,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::VerbsTransport;
-pub(crate) use bring_up::{Failure, Request, connect};
+pub(crate) use bring_up::{Cabled, Failure, Request, connect};
 pub(crate) use ends::{Cables, Inlet, Outlet};
 pub(crate) use hold::{End, on_signal};
+pub(crate) use registry::{Entry, Registry};
 
 /// How cables are used; the same on both sides of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ use super::crc32c::crc32c;
 pub(super) const PACKET_BYTES: usize = 32;
 
 const MAGIC: u16 = 0xC17B;
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// In the byte of the kind: the payload's sum is given.
 const SUMMED: u8 = 0x80;
 
@@ -39,6 +39,8 @@ pub(super) enum Kind {
     Idle = 4,
     /// A cable is dead: [`Down`]. Has no sequence, and always a payload sum.
     Down = 5,
+    /// [`Bare`] packets come next, after the bytes of the stream that follow what says so. Always has a payload sum.
+    Bare = 6,
 }
 
 /// A decoded header.
@@ -109,6 +111,7 @@ impl Packet {
             3 => Kind::End,
             4 => Kind::Idle,
             5 => Kind::Down,
+            6 => Kind::Bare,
             other => return Err(format!("its kind is {other}")),
         };
         let packet = Packet {
@@ -120,7 +123,7 @@ impl Packet {
             posted: [field(16), field(20)],
             payload_sum: (bytes[3] & SUMMED != 0).then(|| field(24)),
         };
-        if matches!(kind, Kind::Stream | Kind::Idle | Kind::Down) == (packet.bytes == 0) {
+        if matches!(kind, Kind::Stream | Kind::Idle | Kind::Down | Kind::Bare) == (packet.bytes == 0) {
             return Err(format!("it is a {kind:?} packet of {} bytes", packet.bytes));
         }
         Ok(packet)
@@ -154,11 +157,53 @@ impl Down {
     }
 }
 
+/// Packets of the bulk queue pair that have no header, because they come from where the user has them and go where the user wants
+/// them.
+///
+/// How long such a packet is depends on its turn, so that the next one in its place is noticed: no two of [`Bare::PERIOD`] have the
+/// same length, which is more than can be on their way. All are shorter than a packet with a header, by less than a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bare {
+    /// The turn of the first of them.
+    pub(super) turn: u32,
+    pub(super) count: u32,
+}
+
+impl Bare {
+    pub(super) const BYTES: usize = 8;
+    /// A power of two, so that it goes on where turns begin again.
+    const PERIOD: u32 = 128;
+    const STEP: usize = 16;
+
+    pub(super) fn encode(&self) -> [u8; Bare::BYTES] {
+        (u64::from(self.count) << 32 | u64::from(self.turn)).to_le_bytes()
+    }
+
+    /// Whatever has come says something.
+    pub(super) fn decode(bytes: &[u8; Bare::BYTES]) -> Bare {
+        let both = u64::from_le_bytes(*bytes);
+        Bare { turn: both as u32, count: (both >> 32) as u32 }
+    }
+
+    /// Bytes of the packet of a turn, where slots have so many.
+    #[inline]
+    pub(super) fn length(slot_bytes: usize, turn: u32) -> usize {
+        slot_bytes - Bare::STEP * (1 + (turn % Bare::PERIOD) as usize)
+    }
+
+    /// The turn of a packet of so many bytes, of the first ones from `from` on.
+    pub(super) fn turn(slot_bytes: usize, from: u32, bytes: usize) -> Option<u32> {
+        let mut turns = (0..Bare::PERIOD).map(|ahead| from.wrapping_add(ahead));
+        turns.find(|&turn| Bare::length(slot_bytes, turn) == bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::link::verbs::{device::MOST_SLOTS, wire::FRAME};
 
     fn sample() -> Packet {
         Packet {
@@ -181,11 +226,29 @@ mod tests {
             Packet { kind: Kind::End, bytes: 0, ..sample() },
             Packet { kind: Kind::Idle, ..sample() },
             Packet { kind: Kind::Down, bytes: 12, ..sample() },
+            Packet { kind: Kind::Bare, bytes: 8, ..sample() },
         ] {
             assert_eq!(Packet::decode(&packet.encode(9), 9), Ok(packet));
         }
         let down = Down { cable: 2, came: [u32::MAX, 7] };
         assert_eq!(Down::decode(&down.encode()), down);
+        let bare = Bare { turn: u32::MAX - 1, count: 9 };
+        assert_eq!(Bare::decode(&bare.encode()), bare);
+    }
+
+    #[test]
+    fn the_length_of_a_bare_packet_tells_its_turn_and_its_frames_are_those_of_a_slot() {
+        let slot = 64 << 10;
+        for from in [0, 100, 127, 128, u32::MAX - 5] {
+            for ahead in 0..Bare::PERIOD {
+                let turn = from.wrapping_add(ahead);
+                let bytes = Bare::length(slot, turn);
+                assert_eq!(Bare::turn(slot, from, bytes), Some(turn));
+                assert!(bytes < slot && bytes > slot - FRAME);
+            }
+        }
+        assert_eq!(Bare::turn(slot, 0, slot), None);
+        const { assert!(Bare::PERIOD > MOST_SLOTS, "more than can be on their way") }
     }
 
     #[test]

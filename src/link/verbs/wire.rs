@@ -11,11 +11,18 @@
 //! written by who receives and `told` by who sends, both read by either. Only the sums matter and each has one writer at a time,
 //! but a slot is written again after its completion was seen, so `done` is stored with release and read with acquire.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
-use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSend};
+use parking_lot::RwLock;
+use raccl_sys::{Completion, CompletionQueue, MemoryRegion, QueuePair, ReadyToSend, Span};
 
-use super::packet::{PACKET_BYTES, Packet};
+use super::{
+    packet::{Bare, PACKET_BYTES, Packet},
+    registry::Registry,
+};
 use crate::{error::Cause, link::LinkError};
 
 /// What Apple's driver counts queue depths in.
@@ -40,11 +47,15 @@ pub(super) enum Fault {
     Damaged { cable: String, what: String },
     #[error("cable {cable}: its other end found it dead; the output of that rank says why")]
     GivenUp { cable: String },
+    #[error(
+        "cable {cable}: it was given up in the middle of a message; the first error of this rank says why"
+    )]
+    Revoked { cable: String },
 }
 
 /// The queue pair of a class and its slots in registered memory.
 pub(super) struct Class {
-    pub(super) pair: QueuePair<ReadyToSend>,
+    pub(super) pair: Pair,
     /// Bytes of a slot, header included; a packet of the bulk class has exactly as many.
     pub(super) slot_bytes: usize,
     /// Where the slots begin in the region.
@@ -79,13 +90,28 @@ pub(super) struct Wire {
     pub(super) in_number: u32,
     /// Payloads are summed too.
     pub(super) sums: bool,
+    /// Memory of the user that packets may come from and go to, if they may.
+    pub(super) lent: Option<Lent>,
 }
 
-/// A packet that came and lies in its slot.
-pub(super) struct Came {
-    pub(super) class: usize,
-    pub(super) slot: u32,
-    pub(super) packet: Packet,
+/// A queue pair, and whether it can be destroyed while others use it.
+pub(super) enum Pair {
+    Lasting(QueuePair<ReadyToSend>),
+    Revocable(RwLock<Option<QueuePair<ReadyToSend>>>),
+}
+
+/// Memory of the user, as a device knows it.
+pub(super) struct Lent {
+    pub(super) registry: Arc<Registry>,
+    pub(super) device: usize,
+}
+
+/// What came.
+pub(super) enum Came {
+    /// A packet with a header, which lies in its slot.
+    Packet { class: usize, slot: u32, packet: Packet },
+    /// One without, of so many bytes, in a slot of the bulk class or else where it was wanted.
+    Bare { slot: Option<u32>, bytes: usize },
 }
 
 impl Wire {
@@ -131,8 +157,56 @@ impl Wire {
         let offset = to.addr() - self.region.as_ptr().addr();
         let span = self.region.span(offset, PACKET_BYTES + packet.bytes as usize).map_err(sending)?;
         let id = identity(SEND, class, packet.turn);
-        // SAFETY: the slot is not written again before the completion, and the queue pair keeps the region.
-        unsafe { self.classes[class].pair.post_send(id, span) }.map_err(sending)
+        self.with_pair(class, sending, |pair| {
+            // SAFETY: the slot is not written again before the completion, and the queue pair keeps the region.
+            unsafe { pair.post_send(id, span) }
+        })
+    }
+
+    /// Sends a bulk packet without a header, after `turn` others. There is room.
+    ///
+    /// # Safety
+    /// Nobody writes to the span, which is the slot of that turn or lies in memory that was lent, and this stays registered, until
+    /// the packet is [done](Class::done) or this was [revoked](Self::revoke).
+    pub(super) unsafe fn send_bare(&self, turn: u32, span: Span) -> Result<(), LinkError> {
+        self.with_pair(BULK, sending, |pair| {
+            // SAFETY: the caller's promise is the same.
+            unsafe { pair.post_send(identity(SEND, BULK, turn), span) }
+        })
+    }
+
+    /// Posts a receive for the bulk packet of a turn where it is wanted. All before it have been posted.
+    ///
+    /// # Safety
+    /// Nobody reads or writes the span, which lies in memory that was lent, and this stays registered, until the packet came or
+    /// this was [revoked](Self::revoke).
+    pub(super) unsafe fn place(&self, turn: u32, span: Span) -> Result<(), LinkError> {
+        self.with_pair(BULK, receiving, |pair| {
+            // SAFETY: the caller's promise is the same.
+            unsafe { pair.post_recv(identity(PLACED, BULK, turn), span) }
+        })?;
+        self.classes[BULK].posted.store(turn.wrapping_add(1), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Destroys the bulk queue pair, so that the device does not touch memory that was lent any more. The cable carries nothing
+    /// from here on.
+    pub(super) fn revoke(&self) {
+        let Some(Class { pair: Pair::Revocable(pair), .. }) = self.classes.get(BULK) else { return };
+        let Some(pair) = pair.write().take() else { return };
+        if let Err(error) = pair.destroy() {
+            // Whoever lent the memory must not go on: the device may write there at any time.
+            tracing::error!(cable = self.cable, %error, "the device cannot be kept from the memory of a call: aborting");
+            std::process::abort();
+        }
+    }
+
+    /// Whether this was revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        match self.classes.get(BULK) {
+            Some(Class { pair: Pair::Revocable(pair), .. }) => pair.read().is_none(),
+            _ => false,
+        }
     }
 
     /// Posts the receive of a slot.
@@ -141,9 +215,11 @@ impl Wire {
         let class = &self.classes[index];
         let offset = class.recv_at + slot as usize * class.slot_bytes;
         let span = self.region.span(offset, class.slot_bytes).map_err(receiving)?;
-        // SAFETY: what the slot held has been read, nothing looks at it before the completion, and the queue pair keeps the
-        // region. No more are posted than the queue is deep.
-        unsafe { class.pair.post_recv(identity(RECEIVE, index, slot), span) }.map_err(receiving)?;
+        self.with_pair(index, receiving, |pair| {
+            // SAFETY: what the slot held has been read, nothing looks at it before the completion, and the queue pair keeps the
+            // region. No more are posted than the queue is deep.
+            unsafe { pair.post_recv(identity(RECEIVE, index, slot), span) }
+        })?;
         class.posted.store(class.posted.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         Ok(())
     }
@@ -171,6 +247,16 @@ impl Wire {
             return Ok(None);
         }
         checked.map_err(receiving)?;
+        if kind == PLACED {
+            return Ok(Some(Came::Bare { slot: None, bytes: completion.bytes() }));
+        }
+        if index == BULK
+            && self.lent.is_some()
+            && completion.bytes() < class.slot_bytes
+            && slot < class.recv_slots
+        {
+            return Ok(Some(Came::Bare { slot: Some(slot), bytes: completion.bytes() }));
+        }
         let mut header = [0; PACKET_BYTES];
         if completion.bytes() < PACKET_BYTES || slot >= class.recv_slots {
             return Err(self.damaged(format!("it has {} bytes", completion.bytes())));
@@ -186,7 +272,7 @@ impl Wire {
                 self.damaged(format!("its header says {until} bytes, and {} came", completion.bytes()))
             );
         }
-        Ok(Some(Came { class: index, slot, packet }))
+        Ok(Some(Came::Packet { class: index, slot, packet }))
     }
 
     /// Takes note of the receives that the peer has posted.
@@ -219,6 +305,47 @@ impl Wire {
         self.region.as_ptr().wrapping_add(class.recv_at + slot as usize * class.slot_bytes)
     }
 
+    /// These bytes as the device knows them, if they were lent.
+    #[inline]
+    pub(super) fn lent_span(&self, start: *const u8, bytes: usize) -> Option<Span> {
+        let Lent { registry, device } = self.lent.as_ref()?;
+        registry.find(*device, start, bytes)
+    }
+
+    /// The slot of a bulk packet without a header, of so many bytes.
+    pub(super) fn bare_slot(&self, turn: u32, bytes: usize) -> Result<Span, LinkError> {
+        let offset = self.send_slot(BULK, turn).addr() - self.region.as_ptr().addr();
+        self.region.span(offset, bytes).map_err(sending)
+    }
+
+    /// What the bare packet of a turn should have been, and what came in its place.
+    pub(super) fn lost_bare(&self, expected: u32, bytes: usize) -> LinkError {
+        match Bare::turn(self.classes[BULK].slot_bytes, expected, bytes) {
+            Some(got) => self.lost(expected, got),
+            None => self.damaged(format!("it has {bytes} bytes")),
+        }
+    }
+
+    #[inline]
+    fn with_pair(
+        &self,
+        class: usize,
+        failed: fn(raccl_sys::Error) -> LinkError,
+        post: impl FnOnce(&QueuePair<ReadyToSend>) -> Result<(), raccl_sys::Error>,
+    ) -> Result<(), LinkError> {
+        match &self.classes[class].pair {
+            Pair::Lasting(pair) => post(pair).map_err(failed),
+            Pair::Revocable(pair) => match &*pair.read() {
+                Some(pair) => post(pair).map_err(failed),
+                None => Err(self.revoked()),
+            },
+        }
+    }
+
+    pub(super) fn revoked(&self) -> LinkError {
+        receiving(Fault::Revoked { cable: self.cable.clone() })
+    }
+
     pub(super) fn lost(&self, expected: u32, got: u32) -> LinkError {
         receiving(Fault::Lost { cable: self.cable.clone(), expected, got })
     }
@@ -242,6 +369,8 @@ impl Class {
 
 const SEND: u8 = 1;
 const RECEIVE: u8 = 2;
+/// A receive that is not in a slot.
+const PLACED: u8 = 3;
 
 /// The number of a work request: what it is, its class, and the turn of a send or the slot of a receive.
 fn identity(kind: u8, class: usize, number: u32) -> u64 {

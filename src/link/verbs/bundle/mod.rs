@@ -408,7 +408,12 @@ impl Bundle {
 
     fn completed(&self, state: &mut State, cable: usize, completion: &Completion) -> Result<(), LinkError> {
         let wire = &self.wires[cable];
-        let Some(Came { class, slot, packet }) = wire.completed(completion)? else { return Ok(()) };
+        let (class, slot, packet) = match wire.completed(completion)? {
+            Some(Came::Packet { class, slot, packet }) => (class, slot, packet),
+            // Whose memory is lent is sent again from nowhere, so that none is.
+            Some(Came::Bare { bytes, .. }) => return Err(wire.damaged(format!("it has {bytes} bytes"))),
+            None => return Ok(()),
+        };
         let slot = Slot { cable, class, slot };
         if let Some(expected) = packet.payload_sum {
             // SAFETY: the slot holds the packet, and nothing is posted there until it has been read.
@@ -448,6 +453,11 @@ impl Bundle {
                 if !state.inbound.put(stream, packet.sequence, slot, packet.bytes as usize) {
                     self.post_receive(state, slot);
                 }
+            }
+            Kind::Bare => {
+                return Err(
+                    wire.damaged("it is of a pair whose cables do not stand in for each other".to_owned())
+                );
             }
         }
         Ok(())

@@ -9,12 +9,17 @@
 //! `rx` is held by whoever reads or polls; a writer in need of completions only tries. So nobody who holds one waits for the
 //! other. What both look at is in the [`Wire`].
 
+mod bare;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
+use bare::{Lending, Placing};
 use parking_lot::Mutex;
 use raccl_sys::Completion;
 
@@ -22,7 +27,7 @@ use super::{
     crc32c::crc32c_raw,
     hold::Hold,
     keeper::Kept,
-    packet::{Kind, PACKET_BYTES, Packet},
+    packet::{Bare, Kind, PACKET_BYTES, Packet},
     source::Source,
     wire::{BATCH, BULK, Came, Class, FRAME, RESERVED, SMALL, Wire},
 };
@@ -51,6 +56,7 @@ struct Tx {
     /// Packets of the stream.
     sequence: u32,
     ended: bool,
+    lending: Lending,
     /// What `sent` was when the cable was last kept alive.
     noted: [u32; 2],
 }
@@ -65,6 +71,7 @@ struct Rx {
     unposted: Vec<u32>,
     /// The next packet of the stream.
     sequence: u32,
+    placing: Placing,
     failure: Option<LinkError>,
     /// Where completions are put.
     done: [Completion; BATCH],
@@ -72,16 +79,37 @@ struct Rx {
     looked: Instant,
 }
 
-/// A packet that lies in its slot.
+/// A packet that came and has not been read entirely.
 struct Arrived {
-    slot: u32,
-    sequence: u32,
+    place: Place,
+    order: Order,
     end: bool,
-    /// Where in the slot the unread bytes begin and end.
+    /// Where in its place the unread bytes begin and end.
     at: usize,
     until: usize,
     /// To be compared before the first byte is read.
     sum: Option<u32>,
+    /// What comes behind it on the bulk queue pair.
+    bare: Option<Bare>,
+}
+
+/// Where a packet lies.
+#[derive(Clone, Copy)]
+enum Place {
+    Slot(u32),
+    /// Where its bytes are wanted.
+    There(*mut u8),
+}
+
+// SAFETY: the pointer is only compared.
+unsafe impl Send for Place {}
+
+/// What tells when a packet is next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Sequence(u32),
+    /// It has no header: those that were said to come are read by their turns.
+    Turn(u32),
 }
 
 impl Lane {
@@ -91,6 +119,7 @@ impl Lane {
             turns: [0; 2],
             arrived: Default::default(),
             unposted: Vec::new(),
+            placing: Placing::default(),
             done: [Completion::default(); BATCH],
             sequence: 0,
             failure: None,
@@ -138,19 +167,24 @@ impl Lane {
     /// Takes bytes from the front of `pieces`; how many.
     ///
     /// # Safety
-    /// Every piece is valid for reads of its length during the call.
+    /// Every piece is valid for reads of its length during the call, and what lies in memory that was lent stays so, and
+    /// registered, and nobody writes there, until it is [settled](Self::unsettled) or [revoked](Self::revoke_sends).
     pub(super) unsafe fn write(&self, pieces: &[IoVec]) -> Result<usize, LinkError> {
         let mut tx = self.tx.lock();
         let mut source = Source::new(pieces);
         let total = source.left;
         while source.left > 0 {
+            // SAFETY: the caller keeps the pieces valid.
+            if let Some(done) = unsafe { self.write_bare(&mut tx, &mut source) } {
+                if done? {
+                    continue;
+                }
+                break;
+            }
             let class = self.wire.class_for(source.left);
             let reserve = if class == SMALL { RESERVED } else { 0 };
-            if !self.has_room(&tx, class, reserve) {
-                self.poll_if_free()?;
-                if !self.has_room(&tx, class, reserve) {
-                    break;
-                }
+            if !self.has_room_now(&tx, class, reserve)? {
+                break;
             }
             // SAFETY: the caller keeps the pieces valid.
             unsafe { self.send_stream(&mut tx, class, &mut source) }?;
@@ -161,45 +195,34 @@ impl Lane {
     /// Fills `pieces` from the front with what has arrived.
     ///
     /// # Safety
-    /// Every piece is valid for writes of its length during the call.
-    pub(super) unsafe fn read(&self, pieces: &[IoVec]) -> Result<stripe::Read, LinkError> {
+    /// Every piece is valid for writes of its length during the call. If the first is `lasting`, what of it lies in memory that was
+    /// lent stays so, and registered, and nobody else touches it, until it has been filled or this was [revoked](Self::revoke_receives).
+    pub(super) unsafe fn read(&self, pieces: &[IoVec], lasting: bool) -> Result<stripe::Read, LinkError> {
         let mut rx = self.rx.lock();
         let mut filled = 0;
         let mut ended = false;
-        'pieces: for piece in pieces {
+        'pieces: for (index, piece) in pieces.iter().enumerate() {
             let mut done = 0;
             while done < piece.iov_len {
                 // Whoever has something does not wait for a look at the device.
                 let front = if filled > 0 { next(&rx) } else { self.front(&mut rx)? };
                 let Some(class) = front else { break 'pieces };
-                let Some(packet) = rx.arrived[class].front_mut() else { break 'pieces };
+                let Some(packet) = rx.arrived[class].front() else { break 'pieces };
                 if packet.end {
                     ended = true;
                     break 'pieces;
                 }
-                let from = self.wire.receive_slot(class, packet.slot);
-                if let Some(expected) = packet.sum.take() {
-                    // SAFETY: the slot is as long as the packet, and nothing is posted there until it has been read.
-                    let sum =
-                        unsafe { crc32c_raw(0, from.wrapping_add(packet.at), packet.until - packet.at) };
-                    if sum != expected {
-                        let what = "the checksum of its payload is wrong".to_owned();
-                        return Err(self.fail(&mut rx, self.wire.damaged(what)));
-                    }
-                }
-                let count = (packet.until - packet.at).min(piece.iov_len - done);
                 let to = piece.iov_base.cast::<u8>().wrapping_add(done);
-                // SAFETY: the slot holds the packet, whose unread bytes are at least so many, and the caller keeps the piece
-                // writable, which is never registered memory of ours.
-                unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(packet.at), to, count) };
-                packet.at += count;
+                // SAFETY: the caller keeps the piece writable, and `done` is less than its length.
+                let count = unsafe { self.take(&mut rx, class, to, piece.iov_len - done) };
+                let count = count.inspect_err(|error| rx.failure = Some(error.clone()))?;
                 done += count;
                 filled += count;
-                if packet.at == packet.until {
-                    let slot = packet.slot;
-                    rx.arrived[class].pop_front();
-                    rx.sequence = rx.sequence.wrapping_add(1);
-                    self.free(&mut rx, class, slot).inspect_err(|error| rx.failure = Some(error.clone()))?;
+                if rx.arrived[class].front().is_some_and(|packet| packet.at == packet.until) {
+                    let room = if lasting && index == 0 { piece.iov_len - done } else { 0 };
+                    // SAFETY: the caller keeps what has not been filled of a lasting piece.
+                    let freed = unsafe { self.is_read(&mut rx, class, to.wrapping_add(count), room) };
+                    freed.inspect_err(|error| rx.failure = Some(error.clone()))?;
                 }
             }
         }
@@ -220,6 +243,9 @@ impl Lane {
 
     /// Tells the peer that the stream has ended, if that can be told now; whether that and all that was sent has left.
     pub(super) fn end(&self) -> Result<bool, LinkError> {
+        if self.wire.is_revoked() {
+            return Ok(true);
+        }
         let mut tx = self.tx.lock();
         self.poll_if_free()?;
         if !tx.ended && self.has_room(&tx, SMALL, 0) {
@@ -234,11 +260,15 @@ impl Lane {
     /// Says a word on each queue pair on which nothing has been said since the last call, unless somebody is sending, and posts
     /// again the receives for the peer's words.
     pub(super) fn keep_alive(&self) -> Result<(), LinkError> {
+        if self.wire.is_revoked() {
+            return Ok(());
+        }
         self.poll_if_free()?;
         let Some(mut tx) = self.tx.try_lock() else { return Ok(()) };
         for (index, class) in self.wire.classes.iter().enumerate() {
             let reserve = if index == SMALL { RESERVED } else { 0 };
-            if tx.sent[index] == tx.noted[index] && !tx.ended && self.has_room(&tx, index, reserve) {
+            let busy = tx.ended || (index == BULK && tx.lending.is_busy());
+            if tx.sent[index] == tx.noted[index] && !busy && self.has_room(&tx, index, reserve) {
                 let word = match index {
                     SMALL => Packet::EMPTY,
                     // A packet is shorter than 4 GiB.
@@ -269,6 +299,15 @@ impl Lane {
         self.wire.has_room(class, tx.sent[class], reserve)
     }
 
+    /// The same, after a look at what is done if there is none.
+    fn has_room_now(&self, tx: &Tx, class: usize, reserve: i32) -> Result<bool, LinkError> {
+        if self.has_room(tx, class, reserve) {
+            return Ok(true);
+        }
+        self.poll_if_free()?;
+        Ok(self.has_room(tx, class, reserve))
+    }
+
     /// Sends the next packet of the stream.
     ///
     /// # Safety
@@ -291,6 +330,7 @@ impl Lane {
             Packet { kind: Kind::Stream, bytes: bytes as u32, sequence, payload_sum, ..Packet::EMPTY };
         self.send(tx, class, packet)?;
         tx.sequence = sequence.wrapping_add(1);
+        tx.lending.position += bytes as u64;
         Ok(())
     }
 
@@ -307,10 +347,14 @@ impl Lane {
         if !self.wire.owes() {
             return Ok(());
         }
-        let Some(mut tx) = self.tx.try_lock() else { return Ok(()) };
+        self.tx.try_lock().map_or(Ok(()), |mut tx| self.tell_credits(&mut tx))
+    }
+
+    /// The same for whoever is sending.
+    fn tell_credits(&self, tx: &mut Tx) -> Result<(), LinkError> {
         // One receive stays for the end.
-        if !tx.ended && self.has_room(&tx, SMALL, 1) {
-            self.send(&mut tx, SMALL, Packet { kind: Kind::Credit, ..Packet::EMPTY })?;
+        if self.wire.owes() && !tx.ended && self.has_room(tx, SMALL, 1) {
+            self.send(tx, SMALL, Packet { kind: Kind::Credit, ..Packet::EMPTY })?;
         }
         Ok(())
     }
@@ -323,10 +367,82 @@ impl Lane {
         self.poll(rx)?;
         let found = next(rx);
         if let (None, [Some(a), Some(b)]) = (found, [rx.arrived[SMALL].front(), rx.arrived[BULK].front()]) {
-            let (expected, got) = (rx.sequence, a.sequence.min(b.sequence));
+            let sequences = [a.order, b.order].into_iter().filter_map(|order| match order {
+                Order::Sequence(sequence) => Some(sequence),
+                Order::Turn(_) => None,
+            });
+            // The small one has a sequence.
+            let (expected, got) = (rx.sequence, sequences.min().unwrap_or(rx.sequence));
             return Err(self.fail(rx, self.wire.lost(expected, got)));
         }
         Ok(found)
+    }
+
+    /// Takes bytes of the packet of that class that is next; how many.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `room` bytes.
+    unsafe fn take(&self, rx: &mut Rx, class: usize, to: *mut u8, room: usize) -> Result<usize, LinkError> {
+        match rx.arrived[class].front().map(|packet| packet.order) {
+            Some(Order::Turn(turn)) if !rx.placing.is_of(turn) => {
+                return Err(self.wire.damaged("it is not the one that was said to come".to_owned()));
+            }
+            // Receives may be posted where that one goes: nothing else may fill the place, or they would outlast the call.
+            Some(Order::Sequence(sequence)) if rx.placing.is_next(sequence) => {
+                return Err(self.wire.damaged("it is in the place of one that was said to come".to_owned()));
+            }
+            _ => {}
+        }
+        if let Some(bare) = rx.arrived[class].front_mut().and_then(|packet| packet.bare.take()) {
+            self.begin_bare(rx, bare)?;
+        }
+        let Some(packet) = rx.arrived[class].front_mut() else { return Ok(0) };
+        let left = packet.until - packet.at;
+        let slot = match packet.place {
+            Place::Slot(slot) => slot,
+            Place::There(there) if there == to && left <= room => {
+                packet.at = packet.until;
+                rx.placing.uncopied += left as u64;
+                return Ok(left);
+            }
+            Place::There(_) => {
+                return Err(self.wire.damaged("it came where something else is wanted".to_owned()));
+            }
+        };
+        let from = self.wire.receive_slot(class, slot);
+        if let Some(expected) = packet.sum.take() {
+            // SAFETY: the slot is as long as the packet, and nothing is posted there until it has been read.
+            let sum = unsafe { crc32c_raw(0, from.wrapping_add(packet.at), left) };
+            if sum != expected {
+                return Err(self.wire.damaged("the checksum of its payload is wrong".to_owned()));
+            }
+        }
+        let count = left.min(room);
+        // SAFETY: the slot holds the packet, whose unread bytes are at least so many, and the caller keeps the target writable,
+        // which is never registered memory of ours.
+        unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(packet.at), to, count) };
+        packet.at += count;
+        Ok(count)
+    }
+
+    /// The packet of that class that is next has been read entirely. `to` is where the next byte of the stream goes, and `room`
+    /// how many have a place there.
+    ///
+    /// # Safety
+    /// As for [`Lane::refill`].
+    unsafe fn is_read(&self, rx: &mut Rx, class: usize, to: *mut u8, room: usize) -> Result<(), LinkError> {
+        let Some(packet) = rx.arrived[class].pop_front() else { return Ok(()) };
+        rx.sequence = rx.sequence.wrapping_add(1);
+        if let Order::Turn(_) = packet.order {
+            self.bare_is_read(rx);
+        }
+        match packet.place {
+            Place::Slot(slot) if class == SMALL => return self.free(rx, slot),
+            Place::Slot(slot) => rx.placing.spare(slot),
+            Place::There(_) => {}
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.refill(rx, to, room) }
     }
 
     /// Polls unless somebody else does.
@@ -353,8 +469,14 @@ impl Lane {
     }
 
     fn completed(&self, rx: &mut Rx, completion: &Completion) -> Result<(), LinkError> {
-        let Some(Came { class: index, slot, packet }) = self.wire.completed(completion)? else {
-            return Ok(());
+        let (index, slot, packet) = match self.wire.completed(completion)? {
+            Some(Came::Packet { class, slot, packet }) => (class, slot, packet),
+            Some(Came::Bare { slot, bytes }) => {
+                let arrived = self.bare_arrived(rx, slot, bytes)?;
+                rx.arrived[BULK].push_back(arrived);
+                return Ok(());
+            }
+            None => return Ok(()),
         };
         let expected = rx.turns[index];
         if packet.turn != expected {
@@ -366,28 +488,38 @@ impl Lane {
             return Err(self.wire.damaged("it is of a pair whose cables stand in for each other".to_owned()));
         }
         if matches!(packet.kind, Kind::Credit | Kind::Idle) {
-            return self.wire.post_receive(index, slot);
+            if index == SMALL {
+                return self.wire.post_receive(index, slot);
+            }
+            rx.placing.spare(slot);
+            // SAFETY: there is no room.
+            return unsafe { self.refill(rx, std::ptr::null_mut(), 0) };
         }
-        rx.arrived[index].push_back(Arrived {
-            slot,
-            sequence: packet.sequence,
-            end: packet.kind == Kind::End,
-            at: PACKET_BYTES,
-            until: PACKET_BYTES + packet.bytes as usize,
-            sum: packet.payload_sum,
-        });
+        let arrived = match packet.kind {
+            Kind::Bare => self.announced(index, slot, &packet)?,
+            _ => Arrived {
+                place: Place::Slot(slot),
+                order: Order::Sequence(packet.sequence),
+                end: packet.kind == Kind::End,
+                at: PACKET_BYTES,
+                until: PACKET_BYTES + packet.bytes as usize,
+                sum: packet.payload_sum,
+                bare: None,
+            },
+        };
+        rx.arrived[index].push_back(arrived);
         Ok(())
     }
 
-    /// Posts the receive of a slot that was read again, now or soon.
-    fn free(&self, rx: &mut Rx, index: usize, slot: u32) -> Result<(), LinkError> {
+    /// Posts the receive of a slot of the small class that was read again, now or soon.
+    fn free(&self, rx: &mut Rx, slot: u32) -> Result<(), LinkError> {
         let most = (self.wire.classes[SMALL].recv_slots / 8) as usize;
-        if index == SMALL && rx.unposted.len() < most {
+        if rx.unposted.len() < most {
             rx.unposted.push(slot);
             return Ok(());
         }
-        self.wire.post_receive(index, slot)?;
-        if index == SMALL { self.post_unposted(rx) } else { Ok(()) }
+        self.wire.post_receive(SMALL, slot)?;
+        self.post_unposted(rx)
     }
 
     fn post_unposted(&self, rx: &mut Rx) -> Result<(), LinkError> {
@@ -430,7 +562,11 @@ impl Kept for Lane {
 
 /// The class of the packet that is next in the stream, if it is known to have arrived.
 fn next(rx: &Rx) -> Option<usize> {
-    let is_next =
-        |class: &usize| rx.arrived[*class].front().is_some_and(|packet| packet.sequence == rx.sequence);
+    let is_next = |class: &usize| {
+        rx.arrived[*class].front().is_some_and(|packet| match packet.order {
+            Order::Sequence(sequence) => sequence == rx.sequence,
+            Order::Turn(_) => rx.placing.is_next(rx.sequence),
+        })
+    };
     [SMALL, BULK].into_iter().find(is_next)
 }
