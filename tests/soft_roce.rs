@@ -24,12 +24,14 @@ struct Joined {
     transport: VerbsTransport,
     /// So many cables join each pair, and stand in for each other if there are several.
     cables: usize,
+    /// Payloads are summed.
+    sums: bool,
     timeout: Duration,
 }
 
 impl Joined {
     fn new(transport: VerbsTransport) -> Joined {
-        Joined { transport, cables: 1, timeout: LONG }
+        Joined { transport, cables: 1, sums: true, timeout: LONG }
     }
 }
 
@@ -42,7 +44,7 @@ fn group<R: Send + 'static>(
     joined: Joined,
     body: impl Fn(Communicator) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
-    let Joined { transport, cables, timeout } = joined;
+    let Joined { transport, cables, sums, timeout } = joined;
     let entry = |rank: usize, peer: usize| -> Vec<String> {
         let devices = (0..cables).filter(|_| rank != peer);
         devices.map(|cable| format!("rx{}", device(rank, cable))).collect()
@@ -53,7 +55,7 @@ fn group<R: Send + 'static>(
     ranks(SIZE, move |rank| {
         let config = meeting.config(rank, SIZE).link(LinkKind::Verbs).devices(&matrix);
         let config =
-            config.verbs_transport(transport).verbs_checksum(true).connect_timeout(LONG).timeout(timeout);
+            config.verbs_transport(transport).verbs_checksum(sums).connect_timeout(LONG).timeout(timeout);
         body(config.degrade(cables > 1).connect().unwrap())
     })
 }
@@ -192,6 +194,77 @@ impl Drop for Harming {
             thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Devices take what is sent from where it is, and put what comes where it is wanted.
+fn registered_buffers(transport: VerbsTransport) {
+    group(Joined { sums: false, ..Joined::new(transport) }, |comm| {
+        let rank = comm.rank();
+        let value = |rank: usize, index: usize| (index as u64).wrapping_mul(0x9E37_79B9) + rank as u64;
+        let (to, from) = ((rank + 1) % SIZE, (rank + SIZE - 1) % SIZE);
+        for count in [100_000, 300_007] {
+            let mut all = comm.allocate::<u64>(count * SIZE).unwrap();
+            assert!(all.is_registered());
+            (0..count).for_each(|index| all[rank * count + index] = value(rank, index));
+            comm.all_gather(&mut all).unwrap();
+            let expected = (0..SIZE).flat_map(|rank| (0..count).map(move |index| value(rank, index)));
+            assert!(all.iter().copied().eq(expected), "all_gather of {count}");
+
+            let mut message = comm.allocate::<u64>(count).unwrap();
+            comm.send_recv(&all[rank * count..(rank + 1) * count], to, &mut message, from, 1).unwrap();
+            assert!(message.iter().enumerate().all(|(index, &found)| found == value(from, index)));
+            comm.broadcast(&mut message, 2).unwrap();
+            assert!(message.iter().enumerate().all(|(index, &found)| found == value(1, index)));
+            message.iter_mut().enumerate().for_each(|(index, at)| *at = value(rank, index));
+            comm.all_reduce(&mut message, Sum).unwrap();
+            assert!(message.iter().enumerate().all(|(index, &sum)| sum == 4 * value(0, index) + 6));
+            // What devices are still told of would be overwritten.
+            all.fill(0);
+            message.fill(0);
+        }
+        let uncopied = comm.uncopied();
+        assert!(uncopied.sent > 0 && uncopied.received > 0, "{uncopied:?}");
+        comm.barrier().unwrap();
+        comm.close().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs the devices of ci/soft-roce"]
+fn registered_buffers_are_right_over_reliable_queue_pairs() {
+    registered_buffers(VerbsTransport::Rc);
+}
+
+#[test]
+#[ignore = "needs the devices of ci/soft-roce"]
+fn registered_buffers_are_right_over_unreliable_queue_pairs() {
+    registered_buffers(VerbsTransport::Uc);
+}
+
+/// The same of packets without a header, which only their lengths tell apart.
+#[test]
+#[ignore = "needs the devices of ci/soft-roce"]
+fn a_lossy_network_is_an_error_or_does_no_harm_to_registered_buffers() {
+    let body = |comm: Communicator| -> Result<(), Error> {
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            netem(&["add", "dev", "e2", "root", "netem", "loss", "0.1%"]);
+        }
+        for round in 0..20 {
+            let count = 200_000;
+            let value = |rank: usize, index: usize| (index * 16 + rank + round) as u64;
+            let mut all = comm.allocate::<u64>(count * SIZE)?;
+            (0..count).for_each(|index| all[comm.rank() * count + index] = value(comm.rank(), index));
+            comm.all_gather(&mut all)?;
+            let expected = (0..SIZE).flat_map(|rank| (0..count).map(move |index| value(rank, index)));
+            assert!(all.iter().copied().eq(expected), "wrong data in round {round}");
+        }
+        comm.close()
+    };
+    let joined = Joined { sums: false, timeout: Duration::from_secs(10), ..Joined::new(VerbsTransport::Uc) };
+    let results = group(joined, body);
+    netem(&["del", "dev", "e2", "root"]);
+    println!("{results:?}");
 }
 
 /// What is lost on an unreliable queue pair is gone: it has to be noticed.

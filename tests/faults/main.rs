@@ -11,6 +11,7 @@ mod cycles;
 mod degrade;
 mod fleet;
 mod kills;
+mod lent;
 mod operations;
 mod pauses;
 mod proxy;

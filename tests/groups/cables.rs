@@ -57,6 +57,27 @@ fn mesh() -> Spec {
     spec
 }
 
+#[test]
+fn buffers_that_devices_know_are_used_where_they_are() {
+    again(mesh(), &["buffers::"]);
+}
+
+#[test]
+fn buffers_are_as_good_at_their_edges() {
+    // One at a time, since it takes all regions.
+    again(mesh(), &["regions::devices_run_out"]);
+    again(mesh(), &["regions::", "--skip", "regions::devices_run_out"]);
+}
+
+#[test]
+fn buffers_are_as_good_where_machines_form_a_ring_or_have_few_queue_pairs() {
+    again(Layout::ring().cables(2).latency_ns(2000).spec(5), &["regions::groups_of_every_size"]);
+    // Each cable has but one, and nothing is lent.
+    let mut spec = Layout::mesh().spec(5);
+    spec.limits.queue_pairs = 1;
+    again(spec, &["regions::groups_of_every_size"]);
+}
+
 /// All of these take minutes: `RACCL_TEST_ALL=1` asks for them.
 #[test]
 fn bits_lengths_and_calls_are_the_same_over_cables() {

@@ -4,6 +4,7 @@
 mod support;
 
 mod bits;
+mod buffers;
 mod cables;
 mod calls;
 mod flight;
@@ -14,4 +15,5 @@ mod machines;
 mod messages;
 mod mismatch;
 mod reentry;
+mod regions;
 mod threads;
