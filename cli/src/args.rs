@@ -142,6 +142,10 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) check: bool,
 
+    /// Let RDMA devices know the buffers, so that large messages are not copied (`Communicator::allocate`).
+    #[arg(long)]
+    pub(crate) registered: bool,
+
     /// Write a line of JSON for each size, to a file or, with `-`, instead of the table.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

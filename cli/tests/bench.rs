@@ -103,6 +103,17 @@ fn wanted_links_and_algorithms_are_used() {
 }
 
 #[test]
+fn registered_buffers_are_used_where_they_are_over_cables_and_nowhere_else() {
+    for (link, copied) in [("--emulate mesh", false), ("--link tcp", true)] {
+        let done = bench(&format!("all-gather -n 2 -b 8M -e 8M --check --registered {link}"));
+        let last = done.stdout.lines().last().expect("a last line");
+        let nothing = last.contains(" sent 0 bytes") && last.contains(" received 0 ");
+        assert!(last.contains("without a copy") && nothing == copied, "{done:?}");
+        assert!(done.stdout.contains("every element of every size is right"), "{done:?}");
+    }
+}
+
+#[test]
 fn a_file_gets_the_json_besides_the_table() {
     let directory = TempDir::new().expect("a directory");
     let file = directory.path().join("figures");

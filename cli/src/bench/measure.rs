@@ -31,6 +31,8 @@ pub(super) struct Bench<'a> {
     /// Calls before the batches, if the user says so.
     pub(super) warmup: Option<u64>,
     pub(super) check: bool,
+    /// RDMA devices know the buffers.
+    pub(super) registered: bool,
 }
 
 /// The figures of one size. Times are in microseconds; what is of one rank is of rank 0.
@@ -60,7 +62,11 @@ impl Bench<'_> {
     pub(super) fn buffers(&self, bytes: u64) -> anyhow::Result<(Buffer, Buffer)> {
         let bytes = usize::try_from(bytes)?;
         let (input, output) = self.operation.buffers(bytes, self.comm.size());
-        Ok((Buffer::new(input)?, Buffer::new(output)?))
+        let make = |length| match self.registered {
+            true => Buffer::registered(self.comm, length),
+            false => Buffer::new(length),
+        };
+        Ok((make(input)?, make(output)?))
     }
 
     /// Measures one size. All ranks call it, and all get rank 0's times.

@@ -102,6 +102,9 @@ fn rank_command(args: &BenchArgs) -> io::Result<Vec<OsString>> {
     if args.check {
         words.push("--check".into());
     }
+    if args.registered {
+        words.push("--registered".into());
+    }
     Ok(words)
 }
 
@@ -177,6 +180,7 @@ fn measure(args: &BenchArgs, sizes: &[u64], comm: &Communicator) -> anyhow::Resu
         iterations: args.iterations,
         warmup: args.warmup,
         check: args.check,
+        registered: args.registered,
     };
     let subject = Subject {
         operation: args.operation,
@@ -200,7 +204,8 @@ fn measure(args: &BenchArgs, sizes: &[u64], comm: &Communicator) -> anyhow::Resu
             report.add(&figures, &algorithm(comm, args.operation, bytes))?;
         }
     }
-    report.map_or(Ok(0), Report::finish)
+    let uncopied = args.registered.then(|| comm.uncopied());
+    report.map_or(Ok(0), |report| report.finish(uncopied))
 }
 
 /// The kinds of link that join any pair of ranks, the fastest first.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use raccl::{DType, ReduceOp};
+use raccl::{DType, ReduceOp, Uncopied};
 use serde::Serialize;
 
 use super::measure::Figures;
@@ -139,8 +139,8 @@ impl Report {
         Ok(())
     }
 
-    /// The end of the report; returns the number of wrong elements.
-    pub(super) fn finish(self) -> anyhow::Result<u64> {
+    /// The end of the report; returns the number of wrong elements. `uncopied` is what rank 0 did not copy, if that is of interest.
+    pub(super) fn finish(self, uncopied: Option<Uncopied>) -> anyhow::Result<u64> {
         self.progress.finish_and_clear();
         let (sum, count) = self.bus;
         let mean = if count == 0 { 0.0 } else { sum / count as f64 };
@@ -150,6 +150,11 @@ impl Report {
             (true, wrong) => format!("{wrong} elements are WRONG"),
         };
         self.print(&format!("# mean bus bandwidth {} GB/s; {verdict}\n", bandwidth(mean)))?;
+        if let Some(Uncopied { sent, received, .. }) = uncopied {
+            self.print(&format!(
+                "# rank 0 sent {sent} bytes from its buffers and received {received} in them without a copy\n"
+            ))?;
+        }
         Ok(self.wrong)
     }
 
