@@ -52,7 +52,7 @@ impl Communicator {
             source: None,
         })?;
         // SAFETY: the buffer drops its registration first, and lends its memory to calls only while it is borrowed.
-        let registration = unsafe { self.register(memory.start.as_ptr().cast(), memory.bytes()) }?;
+        let registration = unsafe { self.register(memory.start.as_ptr().cast(), memory.whole_pages()) }?;
         Ok(Buffer { registration, memory })
     }
 
@@ -238,8 +238,9 @@ impl<T: Element> Memory<T> {
         Some(Memory { start: NonNull::new(start.cast())?, length })
     }
 
-    fn bytes(&self) -> usize {
-        self.length * size_of::<T>()
+    /// Bytes of its pages, the last of which is its own as well.
+    fn whole_pages(&self) -> usize {
+        layout::<T>(self.length).map_or(0, |layout| layout.size())
     }
 }
 

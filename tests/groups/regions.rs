@@ -63,7 +63,7 @@ fn devices_run_out_of_regions_and_get_them_back() {
         }
         let (buffers, error) = most(&comm);
         assert!(
-            matches!(&error, Error::Registration { bytes: 20_000, .. } if error.to_string().contains("few regions")),
+            matches!(&error, Error::Registration { bytes: 32_768, .. } if error.to_string().contains("few regions")),
             "{error}"
         );
         assert!(buffers.len() > 50, "{} buffers", buffers.len());
