@@ -401,6 +401,9 @@ impl Core {
         let Some(group) = communicators.get_mut(&header.comm) else { return Ok(()) };
         group.has_entered(peer, header.sequence);
         let mut waited = |id: OperationId| table.run(id).is_some_and(|run| run.unheard == Some(peer));
+        if !group.active.iter().any(|&(_, id)| waited(id)) {
+            return Ok(());
+        }
         let waiting: Vec<OperationId> =
             group.active.iter().map(|&(_, id)| id).filter(|&id| waited(id)).collect();
         waiting.into_iter().try_for_each(|id| self.advance(id, lines))

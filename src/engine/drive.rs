@@ -211,6 +211,10 @@ impl Engine {
                 moved |= sender.flush().map_err(|error| self.lines().failure(peer, error))?;
             }
         }
+        // Whoever drives next does the rest.
+        if moved && core.driver.is_some_and(|target| core.table.finished(target)) {
+            return Ok(true);
+        }
         // Whoever sent last may have pushed what others had in line.
         if core.lined_up || core.table.changed {
             let waiting: Vec<OperationId> = lined_up(core).collect();
