@@ -394,7 +394,7 @@ impl Pair {
         }
         let context = &self.domain.context;
         errno::clear();
-        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        let raw = std::mem::take(&mut self.raw);
         // SAFETY: the queue pair was made by this library and this is its only owner, which has just forgotten it.
         let status = unsafe { (context.library().functions().destroy_qp)(raw) };
         context.freed("ibv_destroy_qp", status);
