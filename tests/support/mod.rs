@@ -199,7 +199,13 @@ pub(crate) fn launch_each(
 
 /// How this process joins if it is a rank of the test `name`.
 pub(crate) fn child(name: &str) -> Option<Config> {
-    env::var(CHILD).is_ok_and(|child| child == name).then(|| Config::from_env().unwrap())
+    if env::var(CHILD).is_ok_and(|child| child == name) {
+        // What runs in the background of a script ignores this signal, and hands that on; a rank is to end by it.
+        // SAFETY: no function is called when it comes.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        return Some(Config::from_env().unwrap());
+    }
+    None
 }
 
 /// Starts this test program as a rank of the test `name`.
