@@ -15,7 +15,7 @@ use tracing::{
 };
 
 use crate::{
-    fleet::{End, Fleet, say},
+    fleet::{End, Fleet, chain, say},
     kills::BOUND,
     operations::Operations,
     support::{child, random::Random, setting},
@@ -274,17 +274,6 @@ fn exchange(comm: &Communicator, step: usize, turn: usize) -> Result<()> {
     comm.send_recv(&mine, to, &mut theirs, from, 1)?;
     assert!(theirs.iter().enumerate().all(|(index, &found)| found == value(from, index)), "wrong exchange");
     Ok(())
-}
-
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text += &format!(": {source}");
-        next = source.source();
-    }
-    text
 }
 
 /// Says each warning of the library to the test.

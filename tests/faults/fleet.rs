@@ -227,3 +227,14 @@ impl Drop for Fleet {
         }
     }
 }
+
+/// An error with all its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text += &format!(": {source}");
+        next = source.source();
+    }
+    text
+}

@@ -14,7 +14,7 @@ use raccl::{Buffer, Communicator, Config, Custom, Result, Sum};
 use raccl_emulator::{Emulation, Fault, Layout, Mistakes, Verb};
 
 use crate::{
-    fleet::{Fleet, say},
+    fleet::{Fleet, chain, say},
     kills::{BOUND, seed},
     support::{child, random::Random, setting},
 };
@@ -348,15 +348,4 @@ impl Drop for Lent {
     fn drop(&mut self) {
         self.0.fill(SPOILT);
     }
-}
-
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text += &format!(": {source}");
-        next = source.source();
-    }
-    text
 }
