@@ -28,12 +28,9 @@ impl Lines<'_> {
 
     /// How much of a large message that begins there is to go to a peer in one piece: `usual`, if nothing speaks for more.
     pub(crate) fn piece(&self, peer: usize, start: *const u8, bytes: usize, usual: usize) -> usize {
-        let cabled = self.senders[peer].as_ref().is_some_and(|sender| sender.kind() == LinkKind::Verbs);
-        if bytes > usual && cabled && self.registry.knows(start, bytes) {
-            LENT_PIECE.max(usual)
-        } else {
-            usual
-        }
+        let sender = self.senders[peer].as_ref().filter(|_| bytes > usual);
+        let in_place = sender.is_some_and(|sender| sender.sends_in_place(self.registry, start, bytes));
+        if in_place { LENT_PIECE.max(usual) } else { usual }
     }
 
     /// Sends a message without payload. Nobody misses it if the peer has left.

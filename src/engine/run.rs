@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     link::{Header, MessageKind, Signature, Ticket},
-    plan::{Action, Algorithm, Buffer, Leaf, Span},
+    plan::{Action, Buffer, Leaf, Span},
     reduce::{Reducer, Repr, Source},
 };
 
@@ -379,8 +379,7 @@ impl Run {
         Ok(())
     }
 
-    /// Elements of a message of a step that sends. Nobody folds or passes on what goes directly to whoever wants it, so it may as
-    /// well come in long pieces.
+    /// Elements of a message of a step that sends. What nobody folds or passes on may as well come in long pieces.
     fn chunk(
         &self,
         prepared: &Prepared,
@@ -390,8 +389,8 @@ impl Run {
         allowed: usize,
         piece: impl Fn(*const u8, usize, usize) -> usize,
     ) -> usize {
-        let direct = self.reducer.is_none() && prepared.plan.algorithm == Algorithm::Direct;
-        if !direct || allowed < length || length - issued <= prepared.chunk {
+        let is_final = self.reducer.is_none() && prepared.plan.passes_nothing_on();
+        if !is_final || allowed < length || length - issued <= prepared.chunk {
             return prepared.chunk;
         }
         let size = self.size(from.repr).max(1);

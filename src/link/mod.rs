@@ -107,6 +107,11 @@ impl Sender {
         }
     }
 
+    /// Whether a long payload from there goes out without a copy. The registry is that of the link's devices.
+    pub(crate) fn sends_in_place(&self, registry: &verbs::Registry, start: *const u8, bytes: usize) -> bool {
+        self.cables().is_some() && registry.knows(start, bytes)
+    }
+
     /// Puts a message in line and pushes what the link takes now.
     ///
     /// # Safety

@@ -120,6 +120,14 @@ pub(crate) struct Plan {
     pub(crate) chunk: usize,
 }
 
+impl Plan {
+    /// Whether no rank passes on what it receives of an operation that only moves elements, so that nobody gains by getting a
+    /// part of it early.
+    pub(crate) fn passes_nothing_on(&self) -> bool {
+        self.algorithm == Algorithm::Direct
+    }
+}
+
 /// One step and what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
