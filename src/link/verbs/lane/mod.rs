@@ -492,7 +492,7 @@ impl Lane {
                 return self.wire.post_receive(index, slot);
             }
             rx.placing.spare(slot);
-            // SAFETY: there is no room.
+            // SAFETY: without room nothing is posted but slots.
             return unsafe { self.refill(rx, std::ptr::null_mut(), 0) };
         }
         let arrived = match packet.kind {
